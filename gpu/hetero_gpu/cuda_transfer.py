@@ -1,0 +1,89 @@
+"""Copies over the link on a CUDA stream of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from hetero_gpu.transfer import Copier, Fence, Transfer
+
+CopyBytes = Callable[[torch.Tensor, torch.Tensor, torch.cuda.Stream], None]
+"""`copy(source, slab, stream)`: enqueue one host-to-device copy."""
+
+
+def copy_registered(source: torch.Tensor, slab: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Enqueue a copy from registered (page-locked) memory: truly asynchronous."""
+    with torch.cuda.stream(stream):
+        slab.copy_(source, non_blocking=True)
+
+
+class StallClock:
+    """Adds up how long the compute stream stood at waits, from pairs of timing events read when they are over."""
+
+    def __init__(self) -> None:
+        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._total_s = 0.0
+
+    def add(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        self._open.append((begin, end))
+        if len(self._open) > 1024:
+            self.collect()
+
+    def collect(self) -> float:
+        """Seconds so far; pairs still running are counted later."""
+        while self._open and self._open[0][1].query():
+            begin, end = self._open.popleft()
+            self._total_s += begin.elapsed_time(end) / 1e3
+        return self._total_s
+
+
+class CudaTransfer(Transfer):
+    """One copy on the transfer stream."""
+
+    def __init__(self, done: torch.cuda.Event, clock: StallClock) -> None:
+        self._done, self._clock = done, clock
+
+    def is_done(self) -> bool:
+        return self._done.query()
+
+    def wait(self) -> None:
+        stream = torch.cuda.current_stream()
+        if self._done.query():
+            stream.wait_event(self._done)
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        stream.wait_event(self._done)
+        end.record(stream)
+        self._clock.add(begin, end)
+
+
+class CudaCopier(Copier):
+    """Copies on a stream of their own; `copy` says how bytes cross (registered memory, or a staging ring)."""
+
+    def __init__(self, device: torch.device, copy: CopyBytes = copy_registered) -> None:
+        self._device, self._copy = device, copy
+        self._stream = torch.cuda.Stream(device)
+        self._clock = StallClock()
+
+    def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        if after is not None:
+            assert isinstance(after, torch.cuda.Event), f"a CUDA copy cannot wait for {type(after).__name__}"
+            self._stream.wait_event(after)
+        self._copy(source, slab, self._stream)
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return CudaTransfer(done, self._clock)
+
+    def fence(self) -> Fence | None:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def stall_s(self) -> float:
+        return self._clock.collect()
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()

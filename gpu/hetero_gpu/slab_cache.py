@@ -1,0 +1,193 @@
+"""The slab expert cache: slots, slabs and copies behind one set of verbs.
+
+Order of one layer, as its caller sees it:
+
+    begin_layer(l, needed)    prefetches for l land or are dropped; what else l held becomes evictable
+    load(key, protected) ...  two-phase: a slot is reserved, the copy submitted; failure gives the slot back
+    wait(key) → slab(key)     computation from here on sees the bytes
+    release(keys)             executed: evictable again, and no copy overwrites them before they were read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
+
+from hetero_gpu.slabs import SlabPool
+from hetero_gpu.transfer import Copier, Fence, Transfer
+
+
+@dataclass
+class CacheStats:
+    """Counters since the cache was made. `required` counts (layer, expert) pairs that a pass had to execute;
+    required = hits + late + misses."""
+
+    required: int = 0
+    hits: int = 0
+    """Resident before any on-demand load of the layer."""
+    late: int = 0
+    """Prefetched, but still on the link when the layer began."""
+    misses: int = 0
+    """Loaded on demand."""
+    loads: int = 0
+    prefetches: int = 0
+    prefetches_dropped: int = 0
+    """Prefetches that had not arrived when their layer ran without them."""
+    evictions: int = 0
+    bytes_moved: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits / required, 1.0 when nothing was required."""
+        return self.hits / self.required if self.required else 1.0
+
+
+class SlabCache:
+    """See the module docstring. One owner at a time: the engine's step lock covers every call."""
+
+    def __init__(
+        self,
+        *,
+        slabs: SlabPool,
+        machine: SlotMachine,
+        eviction: EvictionPolicy,
+        copier: Copier,
+        record: Callable[[ExpertKey], torch.Tensor],
+    ) -> None:
+        assert slabs.num_slabs == machine.num_slots, f"{slabs.num_slabs} slabs != {machine.num_slots} slots"
+        self._slabs, self._machine, self._eviction = slabs, machine, eviction
+        self._copier, self._record = copier, record
+        self._in_flight: dict[int, Transfer] = {}
+        self._last_read: dict[int, Fence] = {}
+        self._stats = CacheStats()
+
+    # ---- queries
+
+    def lookup(self, key: ExpertKey) -> Lookup:
+        """MISS, PENDING (prefetch under way) or HIT."""
+        return self._machine.lookup(key)
+
+    def slot(self, key: ExpertKey) -> int:
+        """Slot of a resident or pending expert."""
+        return self._machine.slot(key)
+
+    def slab(self, key: ExpertKey) -> torch.Tensor:
+        """Bytes of a resident expert. uint8 `[record_bytes]`; valid between `wait` and `release`."""
+        return self._slabs.slab(self._machine.slot(key))
+
+    def num_available(self, layer: int) -> int:
+        """Slots that a load for `layer` could take now."""
+        return self._machine.num_available(layer)
+
+    def counts(self) -> SlotCounts:
+        """Slots by state."""
+        return self._machine.counts()
+
+    def stats(self) -> CacheStats:
+        """A copy of the counters."""
+        return replace(self._stats)
+
+    def stall_s(self) -> float:
+        """Seconds that computation has waited for copies."""
+        return self._copier.stall_s()
+
+    def check(self) -> None:
+        """Assert that slots are conserved and every copy in flight belongs to a held slot."""
+        self._machine.check()
+        for slot in self._in_flight:
+            assert self._machine.state(slot) is not SlotState.EMPTY, (
+                f"a copy into empty slot {slot} is tracked"
+            )
+
+    # ---- commands
+
+    def begin_layer(self, layer: int, needed: Collection[ExpertKey]) -> None:
+        """`layer` is about to run `needed`: count them, land or drop its prefetches, free the rest."""
+        for expert in self._machine.residents(layer).tolist():
+            key = ExpertKey(layer, expert)
+            if self.lookup(key) is Lookup.PENDING:
+                self._land_or_drop(key, is_needed=key in needed)
+        answers = [self.lookup(key) for key in needed]
+        self._stats.required += len(answers)
+        self._stats.hits += answers.count(Lookup.HIT)
+        self._stats.late += answers.count(Lookup.PENDING)
+        self._stats.misses += answers.count(Lookup.MISS)
+        self._machine.release_layer(layer)
+
+    def load(self, key: ExpertKey, *, protected: Collection[ExpertKey] = ()) -> bool:
+        """Submit an on-demand load. False, with nothing changed, when every slot is protected."""
+        return self._submit(key, SlotState.COMPUTE, protected)
+
+    def prefetch(self, key: ExpertKey, *, protected: Collection[ExpertKey] = ()) -> bool:
+        """Submit a load for a layer to come. False, with nothing changed, when every slot is protected."""
+        is_submitted = self._submit(key, SlotState.FETCH, protected)
+        self._stats.prefetches += is_submitted
+        return is_submitted
+
+    def wait(self, key: ExpertKey) -> None:
+        """Make computation submitted from now on see the bytes of `key`."""
+        slot = self._machine.slot(key)
+        transfer = self._in_flight.pop(slot, None)
+        if transfer is not None:
+            transfer.wait()
+        if self._machine.state(slot) is SlotState.FETCH:
+            self._machine.land(slot, self._machine.tag(slot))
+
+    def release(self, keys: Iterable[ExpertKey]) -> None:
+        """`keys` were executed: evictable, and their slabs safe to overwrite once the compute stream is here."""
+        fence = self._copier.fence()
+        for key in keys:
+            self._machine.release(key)
+            if fence is not None:
+                self._last_read[self._machine.slot(key)] = fence
+
+    def settle(self) -> None:
+        """After a pass was given up half-way: everything that awaits computation becomes evictable."""
+        for layer in range(self._machine.num_layers):
+            self._machine.release_layer(layer)
+
+    def pin(self, key: ExpertKey) -> None:
+        """Load `key` if need be and keep it for good (the pinned prefix)."""
+        if self.lookup(key) is Lookup.MISS:
+            assert self.load(key), f"no slot is left to pin {key}"
+        self.wait(key)
+        self._machine.release(key)
+        self._machine.pin(key)
+
+    def drain(self) -> None:
+        """Block until every submitted copy has arrived."""
+        self._copier.synchronize()
+
+    # ---- internals
+
+    def _land_or_drop(self, key: ExpertKey, *, is_needed: bool) -> None:
+        slot = self._machine.slot(key)
+        transfer = self._in_flight[slot]
+        if transfer.is_done():
+            self._machine.land(slot, self._machine.tag(slot))
+        elif not is_needed:
+            # copies finish in order, so the slot can be given away while this one is still on the link
+            self._machine.abort(slot, self._machine.tag(slot))
+            del self._in_flight[slot]
+            self._stats.prefetches_dropped += 1
+
+    def _submit(self, key: ExpertKey, state: SlotState, protected: Collection[ExpertKey]) -> bool:
+        held = self._machine.reserve(key, state, score=self._eviction.score, protected=protected)
+        if held is None:
+            return False
+        try:
+            transfer = self._copier.submit(
+                self._record(key), self._slabs.slab(held.slot), after=self._last_read.pop(held.slot, None)
+            )
+        except BaseException:
+            self._in_flight.pop(held.slot, None)
+            self._machine.abort(held.slot, held.tag)
+            raise
+        self._in_flight[held.slot] = transfer
+        self._stats.loads += 1
+        self._stats.evictions += held.evicted is not None
+        self._stats.bytes_moved += self._slabs.record_bytes
+        return True

@@ -1,0 +1,84 @@
+"""Copies of records into slabs, and how computation waits for them.
+
+    transfer stream   ──[wait: last read of slab 7]──[copy → slab 7]──(done)──
+    compute stream    ──[expert in slab 7]──(read)──── … ──[wait: done]──[new expert in slab 7]──
+
+Two orders must hold. A copy into a slab starts after the last computation that reads what the slab held, and
+a computation starts after the copy that it needs. Both are events between streams; the host waits for
+neither. Copies of one `Copier` finish in the order in which they were submitted, so a slab that is given away
+while its copy is in flight ends up with the later bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+
+
+class Transfer(ABC):
+    """One copy, with its event."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether the bytes have arrived. Never blocks."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Make computation submitted from now on wait for this copy."""
+
+
+class Fence(Protocol):
+    """A point in the compute stream; a copy can be told to start after it."""
+
+
+class Copier(ABC):
+    """Submits copies in order, on a stream of its own where the device has one."""
+
+    @abstractmethod
+    def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        """Copy `source` (host uint8 `[n]`) into `slab` (device uint8 `[n]`), not before `after` has passed."""
+
+    @abstractmethod
+    def fence(self) -> Fence | None:
+        """The point that the compute stream has reached in submission order. None if none is needed."""
+
+    @abstractmethod
+    def stall_s(self) -> float:
+        """Seconds that computation has waited for copies so far."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until every submitted copy has arrived."""
+
+
+class _Arrived(Transfer):
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class HostCopier(Copier):
+    """Device `cpu`: a slab is ordinary memory, so the copy is done when `submit` returns."""
+
+    def __init__(self) -> None:
+        self._stall_s = 0.0
+
+    def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        began = time.perf_counter()
+        slab.copy_(source)
+        self._stall_s += time.perf_counter() - began
+        return _Arrived()
+
+    def fence(self) -> Fence | None:
+        return None
+
+    def stall_s(self) -> float:
+        return self._stall_s
+
+    def synchronize(self) -> None:
+        return

@@ -1,0 +1,26 @@
+"""The contract of an eviction policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+
+class EvictionPolicy(ABC):
+    """Eviction is a score: whoever scores least among the evictable leaves first.
+
+    `score` is `[num_layers, num_experts]` float64, valid after each `observe`, and comparable between layers,
+    because a global pool evicts across them.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int) -> None:
+        self.score = np.zeros((num_layers, num_experts), dtype=np.float64)
+
+    @abstractmethod
+    def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
+        """`layer` runs now and expert e gets `tokens_per_expert[e]` tokens (0: not used).
+
+        Called once for each layer of each forward pass, before the layer's misses are loaded.
+        """

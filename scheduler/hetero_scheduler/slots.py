@@ -1,0 +1,256 @@
+"""The slot machine: which expert each slot holds and what may happen to it (SeqMoE §7.2).
+
+    event                                        from            to
+    ------------------------------------------------------------------------
+    reserve(key, FETCH)      prefetch created    EMPTY | USED    FETCH
+    reserve(key, COMPUTE)    on-demand load      EMPTY | USED    COMPUTE
+    land(slot, tag)          prefetch arrived    FETCH           COMPUTE
+    abort(slot, tag)         copy failed/stale   FETCH|COMPUTE   EMPTY
+    release_layer(layer)     layer executes      COMPUTE         USED
+    release(key)             expert executed     COMPUTE         USED
+    evict(key)               dropped by caller   USED            EMPTY
+
+FETCH and COMPUTE are protected; only a USED, unpinned slot is ever evicted. Every reservation draws a new
+tag from a counter that only grows, and a landing counts only while its tag is still the slot's: a stale copy
+can never mark a slot that was given to another expert meanwhile.
+
+This is the reference. It is host-side numpy, one owner, not thread-safe: the engine's step lock covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum, IntEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_scheduler.keys import ExpertKey
+
+Pool = Literal["global", "per_layer"]
+NO_SLOT = -1
+Scores = npt.NDArray[np.float64]
+
+
+class SlotState(IntEnum):
+    """State of one slot; the table in the module docstring has the moves."""
+
+    EMPTY = 0
+    FETCH = 1
+    COMPUTE = 2
+    USED = 3
+
+
+class Lookup(Enum):
+    """Answer of `lookup`: not here, on its way, here."""
+
+    MISS = "miss"
+    PENDING = "pending"
+    HIT = "hit"
+
+
+class Reservation(NamedTuple):
+    """A slot given to `key` under `tag`; `evicted` is the expert that had to leave, if any."""
+
+    key: ExpertKey
+    slot: int
+    tag: int
+    evicted: ExpertKey | None
+
+
+class SlotCounts(NamedTuple):
+    """How many slots are in each state; they sum to the number of slots."""
+
+    empty: int
+    fetch: int
+    compute: int
+    used: int
+
+
+class SlotMachine:
+    """Owner of all slot states.
+
+    `pool="global"` shares every slot among the layers; `"per_layer"` gives each layer an equal, fixed range
+    (PSR's C), so `num_slots` must then be a multiple of `num_layers`.
+    """
+
+    def __init__(self, num_slots: int, *, num_layers: int, num_experts: int, pool: Pool = "global") -> None:
+        if num_slots < 1:
+            raise ValueError(f"num_slots is {num_slots}; at least 1 is needed")
+        if pool == "per_layer" and num_slots % num_layers:
+            raise ValueError(f"num_slots {num_slots} is not a multiple of num_layers {num_layers}")
+        self.num_slots, self.num_layers, self.num_experts = num_slots, num_layers, num_experts
+        self.pool: Pool = pool
+        self._state = np.zeros(num_slots, dtype=np.int8)
+        self._key = np.full((num_slots, 2), NO_SLOT, dtype=np.int32)
+        self._tag = np.zeros(num_slots, dtype=np.int64)
+        self._is_pinned = np.zeros(num_slots, dtype=bool)
+        self._slot_of = np.full((num_layers, num_experts), NO_SLOT, dtype=np.int32)
+        self._next_tag = 1
+
+    # ---- queries: never change anything
+
+    def lookup(self, key: ExpertKey) -> Lookup:
+        """Whether `key` is absent, on its way (FETCH) or resident."""
+        slot = self._slot_of[key]
+        if slot == NO_SLOT:
+            return Lookup.MISS
+        return Lookup.PENDING if self._state[slot] == SlotState.FETCH else Lookup.HIT
+
+    def slot(self, key: ExpertKey) -> int:
+        """The slot of `key`; asserts that it has one."""
+        slot = int(self._slot_of[key])
+        assert slot != NO_SLOT, f"{key} holds no slot"
+        return slot
+
+    def state(self, slot: int) -> SlotState:
+        """State of `slot`."""
+        return SlotState(int(self._state[slot]))
+
+    def tag(self, slot: int) -> int:
+        """The tag that `slot` was last reserved under."""
+        return int(self._tag[slot])
+
+    def key(self, slot: int) -> ExpertKey | None:
+        """The expert that `slot` holds or awaits; None when EMPTY."""
+        layer, expert = self._key[slot].tolist()
+        return None if layer == NO_SLOT else ExpertKey(layer, expert)
+
+    def residents(self, layer: int) -> npt.NDArray[np.int64]:
+        """Experts of `layer` that hold a slot, landed or pending, ascending. `[n]`"""
+        return np.flatnonzero(self._slot_of[layer] != NO_SLOT)
+
+    def pool_range(self, layer: int) -> range:
+        """Slots that `layer` may use."""
+        if self.pool == "global":
+            return range(self.num_slots)
+        size = self.num_slots // self.num_layers
+        return range(layer * size, (layer + 1) * size)
+
+    def num_available(self, layer: int) -> int:
+        """Slots of `layer`'s pool that a reservation could take now (EMPTY or evictable)."""
+        pool = self.pool_range(layer)
+        state, pinned = self._state[pool.start : pool.stop], self._is_pinned[pool.start : pool.stop]
+        return int(np.count_nonzero(((state == SlotState.EMPTY) | (state == SlotState.USED)) & ~pinned))
+
+    def counts(self) -> SlotCounts:
+        """Slots by state."""
+        return SlotCounts(*np.bincount(self._state, minlength=len(SlotState)).tolist())
+
+    # ---- commands
+
+    def reserve(
+        self,
+        key: ExpertKey,
+        state: SlotState,
+        *,
+        score: Scores,
+        protected: Collection[ExpertKey] = (),
+    ) -> Reservation | None:
+        """Give `key` a slot, EMPTY first, then the USED one of least `score[layer, expert]`, ties to the
+        lowest slot. None, with nothing changed, when every slot of the pool is protected.
+
+        `score`: `[num_layers, num_experts]`. `protected`: experts that must stay although they are USED.
+        """
+        assert state in (SlotState.FETCH, SlotState.COMPUTE), f"nothing is reserved as {state.name}"
+        assert self._slot_of[key] == NO_SLOT, f"{key} already holds slot {self._slot_of[key]}"
+        pool = self.pool_range(key.layer)
+        slot = self._first_empty(pool)
+        if slot is None:
+            slot = self._least_used(pool, score, protected)
+        if slot is None:
+            return None
+        evicted = self.key(slot)
+        if evicted is not None:
+            self._clear(slot)
+        self._state[slot], self._key[slot], self._slot_of[key] = state, key, slot
+        self._tag[slot], self._next_tag = self._next_tag, self._next_tag + 1
+        return Reservation(key, slot, int(self._tag[slot]), evicted)
+
+    def is_current(self, slot: int, tag: int) -> bool:
+        """Whether `tag` is still the one that `slot` was last reserved under."""
+        return bool(self._tag[slot] == tag) and self._state[slot] != SlotState.EMPTY
+
+    def land(self, slot: int, tag: int) -> None:
+        """A prefetch arrived: FETCH→COMPUTE. A stale tag changes nothing."""
+        if self.is_current(slot, tag):
+            self._move(slot, {SlotState.FETCH}, SlotState.COMPUTE)
+
+    def abort(self, slot: int, tag: int) -> None:
+        """A copy failed or is no longer wanted: →EMPTY. A stale tag changes nothing."""
+        if self.is_current(slot, tag):
+            self._move(slot, {SlotState.FETCH, SlotState.COMPUTE}, SlotState.EMPTY)
+            self._clear(slot)
+
+    def release(self, key: ExpertKey) -> None:
+        """The expert was executed (or its layer needs it no more): COMPUTE→USED; USED stays USED."""
+        self._move(self.slot(key), {SlotState.COMPUTE, SlotState.USED}, SlotState.USED)
+
+    def release_layer(self, layer: int) -> None:
+        """Before `layer`'s experts run: all its COMPUTE slots→USED, prefetched-but-unwanted ones included."""
+        mine = (self._key[:, 0] == layer) & (self._state == SlotState.COMPUTE)
+        self._state[mine] = SlotState.USED
+
+    def evict(self, key: ExpertKey) -> None:
+        """Drop a USED expert: →EMPTY."""
+        slot = self.slot(key)
+        assert not self._is_pinned[slot], f"{key} is pinned"
+        self._move(slot, {SlotState.USED}, SlotState.EMPTY)
+        self._clear(slot)
+
+    def pin(self, key: ExpertKey) -> None:
+        """Keep a resident expert out of reach of eviction."""
+        assert self.lookup(key) is Lookup.HIT, f"{key} is not resident, so it cannot be pinned"
+        self._is_pinned[self.slot(key)] = True
+
+    def unpin(self, key: ExpertKey) -> None:
+        """Make a pinned expert evictable again."""
+        self._is_pinned[self.slot(key)] = False
+
+    # ---- integrity
+
+    def check(self) -> None:
+        """Assert that slots are conserved and both tables agree; the message is the broken equation."""
+        counts = self.counts()
+        assert sum(counts) == self.num_slots, f"{counts} does not sum to {self.num_slots} slots"
+        held = np.flatnonzero(self._state != SlotState.EMPTY)
+        assert not (self._key[self._state == SlotState.EMPTY] != NO_SLOT).any(), (
+            "an EMPTY slot names an expert"
+        )
+        for slot in held.tolist():
+            key = self.key(slot)
+            assert key is not None and self._slot_of[key] == slot, (
+                f"slot {slot} says {key}, the table disagrees"
+            )
+            assert slot in self.pool_range(key.layer), f"slot {slot} lies outside the pool of {key}"
+        num_mapped = int(np.count_nonzero(self._slot_of != NO_SLOT))
+        assert num_mapped == held.size, f"{num_mapped} experts mapped != {held.size} slots held"
+
+    # ---- internals
+
+    def _first_empty(self, pool: range) -> int | None:
+        empty = np.flatnonzero(self._state[pool.start : pool.stop] == SlotState.EMPTY)
+        return pool.start + int(empty[0]) if empty.size else None
+
+    def _least_used(self, pool: range, score: Scores, protected: Collection[ExpertKey]) -> int | None:
+        part = slice(pool.start, pool.stop)
+        candidate = (self._state[part] == SlotState.USED) & ~self._is_pinned[part]
+        for key in protected:
+            slot = self._slot_of[key]
+            if pool.start <= slot < pool.stop:
+                candidate[slot - pool.start] = False
+        slots = np.flatnonzero(candidate) + pool.start
+        if not slots.size:
+            return None
+        return int(slots[np.argmin(score[self._key[slots, 0], self._key[slots, 1]])])
+
+    def _clear(self, slot: int) -> None:
+        layer, expert = self._key[slot].tolist()
+        self._slot_of[layer, expert] = NO_SLOT
+        self._key[slot] = NO_SLOT
+
+    def _move(self, slot: int, allowed: set[SlotState], to: SlotState) -> None:
+        now = self.state(slot)
+        assert now in allowed, f"illegal move of slot {slot} ({self.key(slot)}): {now.name} to {to.name}"
+        self._state[slot] = to
