@@ -1,0 +1,1 @@
+"""Tests mirror the folders of the packages they test."""
