@@ -123,7 +123,7 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         intermediate_size=96,
         shared_expert_intermediate_size=48,
     ),
-    # the same, experts fused on disk
+    # the same from a text-only config of a model that also comes with images
     "Qwen3_5Moe": _config(
         "Qwen3_5MoeText", _GROUPED_HEADS, _EXPERTS, _LINEAR_HEADS, shared_expert_intermediate_size=48
     ),
@@ -165,15 +165,18 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "Glm4Moe": _config("Glm4Moe", _GROUPED_HEADS, _ROUTED, n_group=1, topk_group=1, norm_topk_prob=True),
     # the correction bias belongs to the block, not to the router
     "MiniMaxM2": _config("MiniMaxM2", _GROUPED_HEADS, _LOCAL),
-    # images: three-dimensional positions, visual features added at several layers
+    # images, experts fused on disk, three-dimensional positions, visual features added at several layers
     "Qwen3VLMoe": _qwen3_vl_config,
-    # the first layer chooses experts by token id
+    # the first layer chooses experts by token id; each layer has its own kind of attention
     "DeepseekV4": _config(
         "DeepseekV4",
         n_routed_experts=16,
         num_experts_per_tok=4,
         moe_intermediate_size=32,
         mlp_layer_types=["hash_moe", "moe", "moe"],
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        index_topk=4,
         num_key_value_heads=1,
         head_dim=32,
         qk_rope_head_dim=16,
