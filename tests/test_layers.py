@@ -42,7 +42,18 @@ LAYERS = (
         "hetero_runtime",
         ".",
         frozenset(
-            {*_JIT, "torch", "triton", "safetensors", "pydantic", "yaml", "typer", "rich", "psutil"}
+            {
+                *_JIT,
+                "torch",
+                "triton",
+                "safetensors",
+                "annotated_types",
+                "pydantic",
+                "yaml",
+                "typer",
+                "rich",
+                "psutil",
+            }
             | {"jinja2", "PIL", "fastapi", "uvicorn", "lm_eval", "matplotlib"}
             | {"hetero_scheduler", "hetero_cpu_kernels", "hetero_gpu"}
         ),
