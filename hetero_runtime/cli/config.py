@@ -1,0 +1,32 @@
+"""`hetero-runtime config FILE`: the configuration as this machine and model resolve it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero_runtime.cli.errors import exit_on_error
+
+
+@exit_on_error
+def config_command(
+    file: Annotated[Path | None, typer.Argument(help="YAML file. None: defaults.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override, such as memory.slabs=64. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of YAML.")] = False,
+) -> None:
+    """Print the resolved configuration: every `auto` decided, nothing loaded."""
+    import yaml
+
+    from hetero_runtime.config import load_config, model_dir, render, resolve
+    from hetero_runtime.plan import detect, read_geometry
+
+    config = load_config(file, overrides=overrides or ())
+    resolved = resolve(config, detect(config.device), read_geometry(model_dir(config)))
+    text = render(resolved)
+    typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text, nl=as_json)

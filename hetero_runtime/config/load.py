@@ -1,0 +1,149 @@
+"""From YAML and `--set` to a checked Config. This is the edge: pydantic lives here and nowhere inside.
+
+defaults of the tree  <  preset  <  file or dict  <  overrides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hetero_runtime.config.available import as_yaml, check_available
+from hetero_runtime.config.presets import PRESETS
+from hetero_runtime.config.schema import allowed, check_keys, fields, sections, takes_bytes
+from hetero_runtime.config.sizes import parse_size
+from hetero_runtime.config.tree import Config
+from hetero_runtime.errors import ConfigError
+
+Tree = dict[str, Any]
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any] | None = None, *, overrides: Iterable[str] = ()
+) -> Config:
+    """Read a YAML file or a dict (None: defaults), apply overrides such as `memory.slabs=64`, check.
+
+    Raises ConfigError, naming the source, the YAML path and the fix, for an unknown key, a wrong value, an
+    impossible combination, or a value whose mechanism is not in this version.
+    """
+    name, tree = _read(source)
+    check_keys(tree, name)
+    for override in overrides:
+        changes = parse_override(override)
+        check_keys(changes, f"--set {override}")
+        tree = _merge(tree, changes)
+    config = _validate(tree, name)
+    check_available(config, source=name)
+    _check_combinations(config, name)
+    return _validate(_merge(PRESETS[config.preset], tree), name)
+
+
+def parse_override(text: str) -> Tree:
+    """`memory.slabs=64` -> `{"memory": {"slabs": 64}}`. The value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {text}: write it as section.key=value, such as memory.slabs=64")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text}: the value is not YAML ({_where(error)})") from error
+    for key in reversed(path.strip().split(".")):
+        parsed = {key: parsed}
+    assert isinstance(parsed, dict), "splitting a string yields at least one key"
+    return parsed
+
+
+def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[str, Tree]:
+    """The name of the source for messages, and its tree."""
+    if source is None:
+        return "configuration", {}
+    if isinstance(source, Mapping):
+        return "configuration", _without_empty_sections(source)
+    path = Path(source)
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); name a YAML file such as configs/lru.yaml"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text; name a YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML ({_where(error)})") from error
+    if tree is None:
+        return str(path), {}
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{path}: holds {type(tree).__name__}, not keys such as `preset: lru`")
+    return str(path), _without_empty_sections(tree)
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """What is wrong in a YAML text and where, on one line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "cannot be parsed"
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
+
+
+def _without_empty_sections(tree: Mapping[str, Any]) -> Tree:
+    """A section whose keys are all commented out reads as null: the same as an absent one."""
+    return {key: value for key, value in tree.items() if not (key in sections() and value is None)}
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
+    """`above` over `below`, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = {**merged[key], **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+@cache
+def _adapter() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
+
+
+def _validate(tree: Tree, source: str) -> Config:
+    try:
+        return _adapter().validate_python(_with_bytes(tree), strict=True)
+    except ValidationError as error:
+        raise _value_error(error, tree, source) from None
+
+
+def _with_bytes(tree: Tree) -> Tree:
+    """Sizes such as 8GiB as numbers; what is no size stays, for validation to refuse."""
+    parsed = dict(tree)
+    for path in filter(takes_bytes, fields()):
+        section, _, key = path.partition(".")
+        value = parsed.get(section, {}).get(key)
+        if isinstance(value, str) and (size := parse_size(value)) is not None:
+            parsed[section] = {**parsed[section], key: size}
+    return parsed
+
+
+def _value_error(error: ValidationError, tree: Tree, source: str) -> ConfigError:
+    """The first refusal of pydantic in our words. A union adds its branch to `loc`: leave that out."""
+    first = error.errors(include_url=False)[0]
+    names = [str(part) for part in first["loc"]]
+    path = next(p for p in (".".join(names[:2]), names[0]) if p in fields())
+    value: Any = tree
+    for key in path.split("."):
+        value = value[key]
+    shown = repr(value) if isinstance(value, str) else as_yaml(value)
+    return ConfigError(f"{source}: {path}: {shown} is not allowed; allowed: {allowed(path)}")
+
+
+def _check_combinations(config: Config, source: str) -> None:
+    memory = config.memory
+    if memory.residency is not None and memory.slabs != "auto":
+        raise ConfigError(
+            f"{source}: memory.slabs={memory.slabs} and memory.residency={memory.residency} are both given; "
+            f"they say the same thing, keep one"
+        )

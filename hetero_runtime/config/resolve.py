@@ -1,0 +1,131 @@
+"""The one place that knows `auto`: a Config for one machine and one model becomes a ResolvedConfig."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+import yaml
+
+from hetero_runtime.config.available import check_available
+from hetero_runtime.config.tree import (
+    Config,
+    ExecutionConfig,
+    MemoryConfig,
+    ResolvedConfig,
+    ResolvedCpu,
+    ResolvedExecution,
+    ResolvedMemory,
+    ResolvedModel,
+)
+from hetero_runtime.errors import ConfigError
+from hetero_runtime.plan.budget import make_budgets
+from hetero_runtime.plan.demand import Demand
+from hetero_runtime.plan.geometry import Geometry
+from hetero_runtime.plan.hardware import Hardware
+from hetero_runtime.plan.slabs import choose_slabs
+
+
+def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedConfig:
+    """Decide every `auto`. Pure: the same three arguments give the same result.
+
+    Whether the result fits is for `hetero_runtime.plan.make_plan` to say; call it next. Raises ConfigError
+    for what this machine or model cannot do, BudgetError for fewer slabs than are legal.
+    """
+    check_available(config)
+    demand = Demand(
+        device=_device(config, hardware),
+        dtype=geometry.dtype if config.model.dtype == "auto" else config.model.dtype,
+        max_rows=config.execution.max_rows,
+        max_length=_max_length(config.execution, geometry),
+        pinned_prefix=_pinned_prefix(config.memory, geometry),
+    )
+    return ResolvedConfig(
+        preset="lru" if config.preset == "auto" else config.preset,
+        model=ResolvedModel(geometry.path, config.model.experts, demand.dtype),
+        device=demand.device,
+        memory=_memory(config.memory, hardware, geometry, demand=demand),
+        routing=config.routing,
+        prediction=config.prediction,
+        prefetch=config.prefetch,
+        eviction=config.eviction,
+        misses=config.misses,
+        execution=ResolvedExecution(
+            mode="eager" if config.execution.mode == "auto" else config.execution.mode,
+            compile=config.execution.compile,
+            max_rows=demand.max_rows,
+            max_length=demand.max_length,
+        ),
+        cpu=ResolvedCpu(_threads(config, hardware), config.cpu.isa, config.cpu.backend),
+        vision=config.vision,
+        speculation=config.speculation,
+    )
+
+
+def render(resolved: ResolvedConfig) -> str:
+    """The resolved tree as YAML, which `load_config` reads back to the same decisions."""
+    tree: dict[str, Any] = asdict(resolved)
+    tree["model"]["path"] = str(resolved.model.path)
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
+
+
+def _device(config: Config, hardware: Hardware) -> Literal["cuda", "cpu"]:
+    if config.device == "cpu" or (config.device == "auto" and hardware.gpu is None):
+        return "cpu"
+    if hardware.gpu is None:
+        raise ConfigError(
+            f"device: cuda was asked for, but {hardware.no_gpu_reason or 'there is no GPU'}; "
+            f"write device: cpu, or run `hetero-runtime doctor` to see what is missing"
+        )
+    return "cuda"
+
+
+def _max_length(execution: ExecutionConfig, geometry: Geometry) -> int:
+    """The default bows to a model with a shorter context; a length that was asked for does not."""
+    if execution.max_length <= geometry.max_context:
+        return execution.max_length
+    if execution.max_length == ExecutionConfig.max_length:
+        return geometry.max_context
+    raise ConfigError(
+        f"execution.max_length={execution.max_length} is over the model's context of "
+        f"{geometry.max_context} tokens; write {geometry.max_context} or less"
+    )
+
+
+def _pinned_prefix(memory: MemoryConfig, geometry: Geometry) -> int:
+    """`auto` is 0 in this version.
+
+    VisMMOE's Eq. 10 picks the prefix from the depth at which routing informs compression and lookahead
+    prediction. Neither is here yet, and without them a pinned layer only takes slabs from the cache.
+    """
+    if memory.pinned_prefix == "auto":
+        return 0
+    if memory.pinned_prefix == "all":
+        return geometry.num_moe_layers
+    if memory.pinned_prefix > geometry.num_moe_layers:
+        raise ConfigError(
+            f"memory.pinned_prefix={memory.pinned_prefix} is more than the model's {geometry.num_moe_layers} "
+            f"MoE layers; write {geometry.num_moe_layers} or all"
+        )
+    return memory.pinned_prefix
+
+
+def _memory(
+    memory: MemoryConfig, hardware: Hardware, geometry: Geometry, *, demand: Demand
+) -> ResolvedMemory:
+    budgets = make_budgets(memory, hardware, demand.device)
+    return ResolvedMemory(
+        gpu=budgets.device,
+        host=budgets.host,
+        slabs=choose_slabs(memory, geometry, demand, budgets),
+        pool=memory.pool,
+        pinned_prefix=demand.pinned_prefix,
+        backing=memory.backing,
+    )
+
+
+def _threads(config: Config, hardware: Hardware) -> int:
+    """Physical cores: two threads of one core share its vector units and gain nothing here."""
+    if config.cpu.threads != "auto":
+        return config.cpu.threads
+    return max(1, min(hardware.physical_cores, hardware.usable_cores))

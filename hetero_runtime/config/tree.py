@@ -1,0 +1,208 @@
+"""The configuration tree. Every key of the YAML file is a field here, under the same name.
+
+Defaults are what works in this version. A value that is listed but works only later is refused by
+`hetero_runtime.config.available`, never ignored. The note inside an `Annotated` is what an error
+message offers as the allowed values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+Auto = Literal["auto"]
+Count = Annotated[int, Ge(0), "a whole number of 0 or more"]
+Positive = Annotated[int, Ge(1), "a whole number of 1 or more"]
+Fraction = Annotated[float, Gt(0), Le(1), "a number above 0, up to 1"]
+ByteSize = Annotated[int, Ge(0), "bytes, such as 8GiB, 12.5 GB or 8589934592"]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Pool = Literal["global", "per_layer"]
+Backing = Literal["ram", "mmap", "direct", "swap"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str | None = None
+    """Folder of a Hugging Face safetensors checkpoint. null: the bundled model."""
+    experts: Literal["checkpoint", "bf16", "fp8", "int8", "int4"] = "checkpoint"
+    """Format of the experts in the host bank. checkpoint: byte for byte as on disk."""
+    dtype: Dtype | Auto = "auto"
+    """Dtype of computation, of the non-expert weights and of the KV cache. auto: the checkpoint's."""
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    gpu: ByteSize | Auto = "auto"
+    """Bytes that the device may hold. auto: what is free, less a reserve. On device cpu it caps the part
+    of host memory that plays the device."""
+    host: ByteSize | Auto = "auto"
+    """Bytes that host memory may hold. auto: what is available (cgroup limits included), less a reserve."""
+    slabs: Count | Literal["all", "auto"] = "auto"
+    """Experts that the slab cache holds, all layers together. auto: the most that fit."""
+    residency: Fraction | None = None
+    """Slabs as a share of all routed experts. Instead of `slabs`, not beside it."""
+    pool: Pool = "global"
+    """global: any slab serves any layer. per_layer: each layer has its own, equally many."""
+    pinned_prefix: Count | Literal["all", "auto"] = "auto"
+    """First MoE layers whose experts all stay on the device, outside the slab cache."""
+    backing: Backing = "ram"
+    """Where the host bank lives."""
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    policy: Literal["exact", "cache_prior", "psr", "speculative_experts"] = "exact"
+    """How experts are selected. exact: as the model's router says."""
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    predictor: Literal["none", "frequency", "mamba2", "pregate", "lookahead_mlp"] = "frequency"
+    """What forecasts the experts that coming layers need. frequency: popularity so far."""
+    path: str = "auto"
+    """File of a trained predictor. auto: the one made for this model, where the predictor has one."""
+
+
+@dataclass(frozen=True)
+class PrefetchConfig:
+    schedule: Literal["none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b", "bounded"] = (
+        "popularity"
+    )
+    """Which transfer goes next. popularity: most wanted experts first, during prefill."""
+    extra: Count = 0
+    """Experts fetched a layer beyond the router's top-k."""
+
+
+@dataclass(frozen=True)
+class EvictionConfig:
+    policy: Literal["lru", "lfu", "lfru", "belady", "a_priority", "lookahead"] = "lru"
+    """Which slab is given up first."""
+
+
+@dataclass(frozen=True)
+class MissesConfig:
+    handler: Literal["load", "cpu", "hybrid"] = "load"
+    """What happens to an expert that is needed and absent. load: copied to a slab, the layer waits."""
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    mode: Literal["auto", "eager", "graph"] = "auto"
+    """eager: driven by the host. graph: decode as one CUDA graph."""
+    compile: bool = False
+    """Run torch.compile on the non-expert part."""
+    max_rows: Positive = 4
+    """Sequences decoded together. The KV cache is planned for all of them."""
+    max_length: Positive = 4096
+    """Tokens of one sequence, prompt and answer together."""
+
+
+@dataclass(frozen=True)
+class CpuConfig:
+    threads: Positive | Auto = "auto"
+    """Threads for computation on the CPU. auto: the physical cores this process may use."""
+    isa: Literal["auto", "avx2", "avx512", "amx", "neon"] = "auto"
+    """Instruction set of the CPU kernels."""
+    backend: Literal["torch", "native", "ktransformers"] = "torch"
+    """Who computes experts on the CPU."""
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    keep_ratio: Fraction = 1.0
+    """Share of image tokens kept after the pinned prefix (VisMMOE's beta). 1: no compression."""
+    salient_ratio: Fraction = 0.25
+    """Share of image tokens kept for their saliency alone (VisMMOE's alpha)."""
+    affinity: Annotated[float, Ge(0), "a number of 0 or more"] = 2.0
+    """Weight of expert affinity against saliency (VisMMOE's lambda)."""
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    drafter: Literal["none", "prompt_lookup", "autoregressive", "block"] = "none"
+    """Who drafts tokens for the model to verify."""
+    k: Positive = 15
+    """Tokens a draft."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the user wrote over the preset over the defaults; may still say `auto`."""
+
+    preset: Literal["auto", "lru", "seqmoe", "psr", "vismmoe"] = "auto"
+    """A named set of the fields below; a field written beside it wins."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    device: Literal["auto", "cuda", "cpu", "unified"] = "auto"
+    """Where the model computes. unified: GPU and CPU share one memory."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    misses: MissesConfig = field(default_factory=MissesConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    path: Path
+    """Folder of the checkpoint."""
+    experts: Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class ResolvedMemory:
+    gpu: int
+    """Bytes that the device may hold; on device cpu, a part of `host`."""
+    host: int
+    """Bytes that host memory may hold."""
+    slabs: int
+    """Slabs, all layers together; 0 when every layer is pinned."""
+    pool: Pool
+    pinned_prefix: int
+    """First MoE layers whose experts all stay on the device."""
+    backing: Backing
+
+
+@dataclass(frozen=True)
+class ResolvedExecution:
+    mode: Literal["eager", "graph"]
+    compile: bool
+    max_rows: int
+    max_length: int
+    """Tokens; at most the model's context."""
+
+
+@dataclass(frozen=True)
+class ResolvedCpu:
+    threads: int
+    isa: Literal["auto", "avx2", "avx512", "amx", "neon"]
+    """auto: the kernels choose by executing, not by what the CPU claims."""
+    backend: Literal["torch", "native", "ktransformers"]
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """The tree with every `auto` decided for one machine and one model. Final."""
+
+    preset: Literal["auto", "lru", "seqmoe", "psr", "vismmoe"]
+    model: ResolvedModel
+    device: Literal["cuda", "cpu", "unified"]
+    memory: ResolvedMemory
+    routing: RoutingConfig
+    prediction: PredictionConfig
+    prefetch: PrefetchConfig
+    eviction: EvictionConfig
+    misses: MissesConfig
+    execution: ResolvedExecution
+    cpu: ResolvedCpu
+    vision: VisionConfig
+    speculation: SpeculationConfig

@@ -1,0 +1,85 @@
+"""How many bytes a plan may use on each tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero_runtime.config.tree import MemoryConfig
+from hetero_runtime.plan.demand import PHASES, Phase, Row, Tier
+from hetero_runtime.plan.hardware import Hardware
+
+_RESERVE_SHARE = 0.05
+_RESERVE_LEAST = 256 << 20
+_RESERVE_MOST = 2 << 30
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A tier that is too small in a phase, in bytes."""
+
+    tier: Tier
+    phase: Phase
+    needed: int
+    limit: int
+
+    @property
+    def missing(self) -> int:
+        return self.needed - self.limit
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes allowed. With `is_shared` the device's bytes lie in host memory and count there as well."""
+
+    device: int
+    host: int
+    is_shared: bool
+
+    def limit(self, tier: Tier) -> int:
+        """Bytes allowed on `tier`."""
+        return self.device if tier == "device" else self.host
+
+    def used(self, rows: Iterable[Row], tier: Tier, phase: Phase) -> int:
+        """Bytes of `rows` that count against `tier` in `phase`."""
+        counts_all = self.is_shared and tier == "host"
+        return sum(row.at(phase) for row in rows if counts_all or row.tier == tier)
+
+    def shortages(self, rows: Sequence[Row]) -> list[Shortage]:
+        """Where `rows` take more than is allowed; empty when they fit."""
+        tiers: tuple[Tier, ...] = ("device", "host")
+        found = (
+            Shortage(tier, phase, self.used(rows, tier, phase), self.limit(tier))
+            for tier in tiers
+            for phase in PHASES
+        )
+        return [shortage for shortage in found if shortage.missing > 0]
+
+    def room(self, rows: Sequence[Row]) -> int:
+        """Bytes that are left in every phase for one more row on the device; negative: too many already."""
+        tiers: tuple[Tier, ...] = ("device", "host") if self.is_shared else ("device",)
+        return min(self.limit(tier) - self.used(rows, tier, phase) for tier in tiers for phase in PHASES)
+
+
+def make_budgets(
+    memory: MemoryConfig, hardware: Hardware, device: Literal["cuda", "cpu", "unified"]
+) -> Budgets:
+    """What `memory.gpu` and `memory.host` allow on this machine, never more than it has now.
+
+    `auto` leaves a reserve of 5 % (0.25 to 2 GiB) for what no plan foresees: allocator fragmentation,
+    library workspaces, the rest of the machine.
+    """
+    host = _allowed(memory.host, hardware.ram_available_bytes, hardware.ram_total_bytes)
+    if device == "cuda":
+        assert hardware.gpu is not None, "device cuda is resolved only where there is a GPU"
+        gpu = _allowed(memory.gpu, hardware.gpu.free_bytes, hardware.gpu.total_bytes)
+        return Budgets(gpu, host, is_shared=False)
+    return Budgets(host if memory.gpu == "auto" else min(memory.gpu, host), host, is_shared=True)
+
+
+def _allowed(setting: int | Literal["auto"], available: int, total: int) -> int:
+    if setting != "auto":
+        return min(setting, available)
+    reserve = min(max(int(_RESERVE_SHARE * total), _RESERVE_LEAST), _RESERVE_MOST)
+    return max(0, available - reserve)

@@ -1,0 +1,139 @@
+"""What a model asks of memory before a single slab: row by row, phase by phase.
+
+load      weights arrive: host bank filled, backbone copied to the device
+prefill   one prompt of max_length tokens runs: the largest activations
+decode    max_rows rows run one token each: small activations, full caches
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero_runtime.config.tree import ResolvedConfig
+from hetero_runtime.plan.geometry import ITEMSIZE, Dtype, Geometry
+
+Tier = Literal["device", "host"]
+Phase = Literal["load", "prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("load", "prefill", "decode")
+
+STAGING_RECORDS = 4
+"""Records of the pinned staging ring, used where the driver refuses to register the bank."""
+_STREAMS = 6
+"""Copies of the hidden states alive at once in one layer: residual, normed, attention in and out, MoE in
+and out."""
+_F32 = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the plan: bytes of one thing on one tier, in each phase."""
+
+    name: str
+    tier: Tier
+    load: int
+    prefill: int
+    decode: int
+    note: str = ""
+
+    @classmethod
+    def constant(cls, name: str, tier: Tier, num_bytes: int, note: str = "") -> Row:
+        """The same in every phase."""
+        return cls(name, tier, num_bytes, num_bytes, num_bytes, note)
+
+    def at(self, phase: Phase) -> int:
+        """Bytes in `phase`."""
+        return {"load": self.load, "prefill": self.prefill, "decode": self.decode}[phase]
+
+    @property
+    def peak(self) -> int:
+        """Bytes in the phase that takes most."""
+        return max(self.load, self.prefill, self.decode)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The settings that fix everything but the slabs."""
+
+    device: Literal["cuda", "cpu", "unified"]
+    dtype: Dtype
+    max_rows: int
+    max_length: int
+    pinned_prefix: int
+    """First MoE layers whose experts all stay on the device."""
+
+    @classmethod
+    def of(cls, config: ResolvedConfig) -> Demand:
+        """The demand of a resolved configuration."""
+        return cls(
+            device=config.device,
+            dtype=config.model.dtype,
+            max_rows=config.execution.max_rows,
+            max_length=config.execution.max_length,
+            pinned_prefix=config.memory.pinned_prefix,
+        )
+
+
+def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
+    """Every row of the plan but the slabs'. On device cpu both tiers are host memory."""
+    itemsize = ITEMSIZE[demand.dtype]
+    device = [
+        Row.constant("backbone", "device", geometry.backbone.num_bytes(itemsize), demand.dtype),
+        Row.constant("shared experts", "device", geometry.shared.num_bytes(itemsize), demand.dtype),
+        Row.constant("vision", "device", geometry.vision.num_bytes(itemsize), demand.dtype),
+        _kv_row(geometry, demand),
+        _workspace_row(geometry, demand),
+        _prefix_row(geometry, demand.pinned_prefix),
+    ]
+    host = [_bank_row(geometry), _staging_row(geometry, demand)]
+    return [row for row in (*device, *host) if row.peak > 0]
+
+
+def _kv_row(geometry: Geometry, demand: Demand) -> Row:
+    row_bytes = geometry.kv.row_bytes(demand.max_length, ITEMSIZE[demand.dtype])
+    total = demand.max_rows * row_bytes
+    note = f"{demand.max_rows} rows of {demand.max_length} tokens"
+    return Row("KV cache", "device", 0, total, total, note)
+
+
+def _workspace_row(geometry: Geometry, demand: Demand) -> Row:
+    prefill = _workspace_bytes(geometry, demand, tokens=demand.max_length, rows=1)
+    decode = _workspace_bytes(geometry, demand, tokens=demand.max_rows, rows=demand.max_rows)
+    return Row("workspace", "device", 0, prefill, decode, f"prefill of {demand.max_length} tokens")
+
+
+def _workspace_bytes(geometry: Geometry, demand: Demand, *, tokens: int, rows: int) -> int:
+    """Activations of one layer for `tokens` tokens of `rows` rows, logits, one expert dequantised."""
+    itemsize = ITEMSIZE[demand.dtype]
+    attention = geometry.attention
+    width = max(geometry.moe_intermediate_size, geometry.dense_intermediate_size)
+    hidden = tokens * geometry.hidden_size * (_STREAMS * itemsize + _F32)
+    inner = tokens * max(attention.token_elements, 3 * width) * itemsize
+    scores = 0
+    if attention.is_eager:
+        pairs = tokens * demand.max_length
+        scores = attention.num_heads * pairs * (itemsize + _F32)
+    logits = 2 * demand.max_rows * geometry.vocab_size * _F32
+    expert = 3 * geometry.hidden_size * geometry.moe_intermediate_size * itemsize
+    # A cache that grows by concatenation holds one layer twice for a moment.
+    growth = rows * geometry.kv.largest_layer_bytes(demand.max_length, itemsize)
+    return hidden + inner + scores + logits + expert + growth
+
+
+def _prefix_row(geometry: Geometry, pinned_prefix: int) -> Row:
+    num_bytes = pinned_prefix * geometry.num_experts * geometry.record_bytes
+    return Row.constant("pinned prefix", "device", num_bytes, f"all experts of {pinned_prefix} layers")
+
+
+def _bank_row(geometry: Geometry) -> Row:
+    num_bytes = geometry.num_routed_experts * geometry.record_bytes
+    note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
+    return Row.constant("host bank", "host", num_bytes, note)
+
+
+def _staging_row(geometry: Geometry, demand: Demand) -> Row:
+    """While loading, one tensor of the rest is on its way; a GPU may need the ring all the time."""
+    ring = STAGING_RECORDS * geometry.record_bytes if demand.device == "cuda" else 0
+    groups = (geometry.backbone, geometry.shared, geometry.vision)
+    largest = max(group.largest_bytes for group in groups)
+    return Row("staging", "host", ring + largest, ring, ring, "largest tensor on its way")

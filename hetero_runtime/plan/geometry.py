@@ -1,0 +1,210 @@
+"""The shape of a model, from its config.json and safetensors headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hetero_runtime.checkpoint import Checkpoint, TensorEntry
+from hetero_runtime.errors import CheckpointError
+from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
+from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
+from hetero_runtime.plan.names import Region, region_of
+from hetero_runtime.plan.routed import RoutedExperts, read_routed
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+ITEMSIZE: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes an element of the dtypes that the runtime computes in."""
+_DTYPES: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Weights of one region, which are kept at the dtype of computation."""
+
+    float_elements: int = 0
+    """Elements that become the dtype of computation (fp8 ones are dequantised)."""
+    other_bytes: int = 0
+    """Bytes of integer tensors, kept as they are."""
+    largest_bytes: int = 0
+    """Bytes on disk of the largest tensor."""
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes in memory at `itemsize` bytes an element."""
+        return self.float_elements * itemsize + self.other_bytes
+
+
+@dataclass(frozen=True)
+class AttentionGeometry:
+    """What prefill needs room for beside the cache."""
+
+    num_heads: int
+    token_elements: int
+    """Query, key, value and output of one token, keys and values repeated to all heads."""
+    is_eager: bool
+    """Attention sinks: scores are written out, heads x tokens x tokens, since SDPA has no sinks."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Numbers of one checkpoint that decide where things fit."""
+
+    path: Path
+    model_type: str
+    dtype: Dtype
+    """What the checkpoint was saved for; `model.dtype: auto` computes in it."""
+    num_layers: int
+    moe_layers: tuple[int, ...]
+    """Decoder layers that have routed experts."""
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    moe_intermediate_size: int
+    dense_intermediate_size: int
+    """Widest feed-forward outside the routed experts."""
+    vocab_size: int
+    max_context: int
+    """Tokens that the positions of the model reach."""
+    record_bytes: int
+    """One expert in host bank or slab: bytes as on disk, scales and biases included, padded."""
+    expert_dtype: str
+    """Dtype on disk of most bytes of an expert, in safetensors' words."""
+    backbone: TensorGroup
+    shared: TensorGroup
+    vision: TensorGroup
+    attention: AttentionGeometry
+    kv: KvGeometry
+    notes: tuple[str, ...] = ()
+    """What was left out, for the report."""
+
+    @property
+    def num_moe_layers(self) -> int:
+        return len(self.moe_layers)
+
+    @property
+    def num_routed_experts(self) -> int:
+        """Routed experts of all layers."""
+        return self.num_moe_layers * self.num_experts
+
+
+def read_geometry(model_dir: str | Path) -> Geometry:
+    """Read `model_dir`'s config.json and safetensors headers.
+
+    Raises CheckpointError, naming the file and the fix, for a missing or truncated shard, a missing or
+    dense config, and experts that are not all there or not alike.
+    """
+    checkpoint = Checkpoint.open(model_dir)
+    config = TextConfig.of(checkpoint.path / "config.json", checkpoint.config)
+    num_experts, top_k = _expert_numbers(config)
+    num_layers = config.integer("num_hidden_layers")
+    routed = read_routed(checkpoint.path, checkpoint.entries.values(), num_layers, num_experts)
+    groups, notes = _regions(routed, num_layers, ties=bool(config.values.get("tie_word_embeddings")))
+    backbone = [entry for entry in routed.others if region_of(entry.key, num_layers) == "backbone"]
+    return Geometry(
+        path=checkpoint.path,
+        model_type=str(checkpoint.config.get("model_type", "unknown")),
+        dtype=_dtype(config, backbone),
+        num_layers=num_layers,
+        moe_layers=routed.layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=config.integer("hidden_size"),
+        moe_intermediate_size=config.integer("moe_intermediate_size", "intermediate_size"),
+        dense_intermediate_size=_dense_width(config),
+        vocab_size=config.integer("vocab_size"),
+        max_context=config.integer("max_position_embeddings"),
+        record_bytes=routed.record_bytes,
+        expert_dtype=routed.dtype,
+        backbone=groups["backbone"],
+        shared=groups["shared"],
+        vision=groups["vision"],
+        attention=_attention(config, backbone),
+        kv=read_kv(config, num_layers),
+        notes=notes,
+    )
+
+
+def _expert_numbers(config: TextConfig) -> tuple[int, int]:
+    num_experts = config.optional(*NUM_EXPERTS)
+    if not num_experts:
+        raise CheckpointError(
+            f"{config.file}: describes a model without routed experts (none of {', '.join(NUM_EXPERTS)} is "
+            f"set); this runtime is for mixture-of-experts models, a dense one runs in transformers as it is"
+        )
+    top_k = config.integer(*TOP_K)
+    if not 1 <= top_k <= num_experts:
+        raise CheckpointError(
+            f"{config.file}: routes a token to {top_k} of {num_experts} experts, which cannot be"
+        )
+    return num_experts, top_k
+
+
+def _regions(
+    routed: RoutedExperts, num_layers: int, *, ties: bool
+) -> tuple[dict[Region, TensorGroup], tuple[str, ...]]:
+    regions: dict[Region, list[TensorEntry]] = defaultdict(list)
+    for entry in routed.others:
+        regions[region_of(entry.key, num_layers)].append(entry)
+    if ties:
+        regions["backbone"] = [e for e in regions["backbone"] if not e.key.endswith("lm_head.weight")]
+    skipped = sum(entry.num_bytes for entry in regions["mtp"]) + routed.unused_bytes
+    notes = (f"multi-token-prediction layers are not loaded ({skipped} bytes)",) if skipped else ()
+    wanted: tuple[Region, ...] = ("backbone", "shared", "vision")
+    return {region: _group(regions[region]) for region in wanted}, notes
+
+
+def _group(entries: Iterable[TensorEntry]) -> TensorGroup:
+    elements = other = largest = 0
+    for entry in entries:
+        if _is_scale(entry):
+            continue
+        if entry.dtype.startswith(("F", "BF")):
+            elements += _num_elements(entry)
+        else:
+            other += entry.num_bytes
+        largest = max(largest, entry.num_bytes)
+    return TensorGroup(elements, other, largest)
+
+
+def _is_scale(entry: TensorEntry) -> bool:
+    """Scales go when the weights beside them are dequantised."""
+    return entry.dtype == "F8_E8M0" or entry.key.endswith("_scale_inv")
+
+
+def _num_elements(entry: TensorEntry) -> int:
+    itemsize = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}.get(entry.dtype, 1)
+    return entry.num_bytes // itemsize
+
+
+def _dtype(config: TextConfig, backbone: list[TensorEntry]) -> Dtype:
+    """What config.json says, else what most of the backbone's bytes are."""
+    said = config.values.get("dtype") or config.values.get("torch_dtype")
+    for dtype in ITEMSIZE:
+        if said == dtype:
+            return dtype
+    counted: Counter[Dtype] = Counter()
+    for entry in backbone:
+        if entry.dtype in _DTYPES:
+            counted[_DTYPES[entry.dtype]] += entry.num_bytes
+    return counted.most_common(1)[0][0] if counted else "float32"
+
+
+def _dense_width(config: TextConfig) -> int:
+    shared = config.optional("n_shared_experts", "num_shared_experts") or 0
+    width = config.optional("moe_intermediate_size", "intermediate_size") or 0
+    named = config.optional("intermediate_size") or 0, config.optional("shared_expert_intermediate_size") or 0
+    return max(*named, shared * width)
+
+
+def _attention(config: TextConfig, backbone: list[TensorEntry]) -> AttentionGeometry:
+    heads = config.integer("num_attention_heads")
+    if config.optional("kv_lora_rank") is not None:
+        key = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
+        token_elements = heads * 2 * (key + config.integer("v_head_dim"))
+    else:
+        token_elements = heads * 4 * head_size(config)
+    is_eager = any(entry.key.endswith(("sinks", "attn_sink")) for entry in backbone)
+    return AttentionGeometry(heads, token_elements, is_eager)

@@ -1,0 +1,104 @@
+"""A plan for a reader (a table) and for a program (a dict that json can write)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetero_runtime.config.sizes import format_size
+from hetero_runtime.plan.demand import PHASES, Row, Tier
+from hetero_runtime.plan.planner import MemoryPlan
+
+_TIERS: tuple[Tier, ...] = ("device", "host")
+
+
+def render_plan(plan: MemoryPlan) -> RenderableType:
+    """The plan as a rich table, with the model above it and the notes below."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    table.add_column("")
+    for tier in _TIERS:
+        table.add_section()
+        table.add_row(f"[bold]{_tier_title(plan, tier)}[/]")
+        for row in plan.rows:
+            if row.tier == tier:
+                table.add_row(f"  {row.name}", *_cells(row), f"[dim]{row.note}[/]")
+        used = [format_size(plan.used_bytes(tier, phase)) for phase in PHASES]
+        table.add_row("  [bold]in all[/]", *used, f"of {format_size(plan.budgets.limit(tier))} allowed")
+    return Group(Text(_model_line(plan)), Text(_machine_line(plan)), table, *_notes(plan))
+
+
+def to_json(plan: MemoryPlan) -> dict[str, Any]:
+    """The plan in bytes: rows, peaks and budgets by tier and phase, and the numbers of the model."""
+    geometry = plan.geometry
+    return {
+        "model": {
+            "path": str(geometry.path),
+            "type": geometry.model_type,
+            "num_moe_layers": geometry.num_moe_layers,
+            "num_experts": geometry.num_experts,
+            "top_k": geometry.top_k,
+            "record_bytes": geometry.record_bytes,
+            "kv_bytes_per_token": geometry.kv.bytes_per_token(_itemsize(plan)),
+            "max_context": geometry.max_context,
+        },
+        "device": plan.config.device,
+        "dtype": plan.config.model.dtype,
+        "slabs": plan.config.memory.slabs,
+        "residency": plan.residency,
+        "bank_bytes": plan.bank_bytes,
+        "rows": [
+            {"name": row.name, "tier": row.tier, **{f"{phase}_bytes": row.at(phase) for phase in PHASES}}
+            for row in plan.rows
+        ],
+        "used_bytes": {tier: {phase: plan.used_bytes(tier, phase) for phase in PHASES} for tier in _TIERS},
+        "allowed_bytes": {tier: plan.budgets.limit(tier) for tier in _TIERS},
+        "ram_total_bytes": plan.hardware.ram_total_bytes,
+        "ram_available_bytes": plan.hardware.ram_available_bytes,
+        "gpu_total_bytes": plan.hardware.gpu.total_bytes if plan.hardware.gpu else 0,
+        "gpu_free_bytes": plan.hardware.gpu.free_bytes if plan.hardware.gpu else 0,
+        "notes": list(geometry.notes),
+    }
+
+
+def _itemsize(plan: MemoryPlan) -> int:
+    return 4 if plan.config.model.dtype == "float32" else 2
+
+
+def _tier_title(plan: MemoryPlan, tier: Tier) -> str:
+    if tier == "device":
+        return (
+            "device (cpu: inside host memory)" if plan.budgets.is_shared else f"device ({plan.config.device})"
+        )
+    return "host, with the device's part" if plan.budgets.is_shared else "host"
+
+
+def _cells(row: Row) -> list[str]:
+    return [format_size(row.at(phase)) if row.at(phase) else "-" for phase in PHASES]
+
+
+def _model_line(plan: MemoryPlan) -> str:
+    geometry = plan.geometry
+    return (
+        f"{geometry.path.name or geometry.path} ({geometry.model_type}): {geometry.num_moe_layers} MoE layers "
+        f"× {geometry.num_experts} experts, top-{geometry.top_k}; {plan.config.memory.slabs} slabs, "
+        f"{plan.residency:.1%} resident"
+    )
+
+
+def _machine_line(plan: MemoryPlan) -> str:
+    hardware = plan.hardware
+    ram = f"{format_size(hardware.ram_available_bytes)} of {format_size(hardware.ram_total_bytes)} RAM free"
+    if hardware.gpu is None:
+        return f"{ram}; no GPU: {hardware.no_gpu_reason}" if hardware.no_gpu_reason else ram
+    gpu = hardware.gpu
+    return f"{gpu.name}: {format_size(gpu.free_bytes)} of {format_size(gpu.total_bytes)} free; {ram}"
+
+
+def _notes(plan: MemoryPlan) -> list[Text]:
+    return [Text(f"note: {note}", style="dim") for note in plan.geometry.notes]

@@ -1,0 +1,106 @@
+"""How many slabs: the one place that counts them, for `resolve` and for the plan alike."""
+
+from __future__ import annotations
+
+import math
+
+from hetero_runtime.config.sizes import format_size
+from hetero_runtime.config.tree import MemoryConfig, Pool
+from hetero_runtime.errors import BudgetError, ConfigError
+from hetero_runtime.plan.budget import Budgets
+from hetero_runtime.plan.demand import Demand, Row, fixed_rows
+from hetero_runtime.plan.geometry import Geometry
+
+
+def most_slabs(geometry: Geometry, pinned_prefix: int) -> int:
+    """Slabs with which every expert outside the pinned prefix is resident: `all`."""
+    return (geometry.num_moe_layers - pinned_prefix) * geometry.num_experts
+
+
+def least_slabs(geometry: Geometry, pool: Pool, pinned_prefix: int) -> int:
+    """The smallest legal number: a token's top-k experts of one layer (per_layer: of each) at once."""
+    layers = geometry.num_moe_layers - pinned_prefix
+    return geometry.top_k * (layers if pool == "per_layer" else min(layers, 1))
+
+
+def fit_slabs(geometry: Geometry, demand: Demand, budgets: Budgets, pool: Pool) -> int:
+    """The most slabs that fit beside everything else, in every phase; 0 when none does."""
+    room = budgets.room(fixed_rows(geometry, demand))
+    count = min(max(0, room) // geometry.record_bytes, most_slabs(geometry, demand.pinned_prefix))
+    return _whole_layers(count, geometry, demand.pinned_prefix) if pool == "per_layer" else count
+
+
+def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budgets: Budgets) -> int:
+    """The number of slabs that `memory.slabs` or `memory.residency` means.
+
+    `auto` never gives fewer than is legal; whether that many fit is for `make_plan` to say, with the
+    numbers. Raises BudgetError for a number below the legal one, ConfigError for one that cannot be.
+    """
+    least = least_slabs(geometry, memory.pool, demand.pinned_prefix)
+    most = most_slabs(geometry, demand.pinned_prefix)
+    if memory.residency is not None:
+        return _from_residency(memory.residency, memory.pool, geometry, demand.pinned_prefix)
+    if memory.slabs == "all":
+        return most
+    if memory.slabs == "auto":
+        return max(least, fit_slabs(geometry, demand, budgets, memory.pool))
+    _check_count(memory.slabs, memory.pool, geometry, demand.pinned_prefix)
+    return memory.slabs
+
+
+def slab_row(geometry: Geometry, slabs: int) -> Row:
+    """The slabs' row of the plan."""
+    note = f"{slabs} of {geometry.num_routed_experts} experts, {format_size(geometry.record_bytes)} each"
+    return Row.constant("slabs", "device", slabs * geometry.record_bytes, note)
+
+
+def _from_residency(residency: float, pool: Pool, geometry: Geometry, pinned_prefix: int) -> int:
+    """A share of all routed experts, rounded down (half an expert less never misses a legal minimum)."""
+    total = geometry.num_routed_experts
+    count = min(math.floor(residency * total + 1e-6), most_slabs(geometry, pinned_prefix))
+    if pool == "per_layer":
+        count = _whole_layers(count, geometry, pinned_prefix)
+    least = least_slabs(geometry, pool, pinned_prefix)
+    if count < least:
+        smallest = math.ceil(least / total * 1e4) / 1e4
+        raise BudgetError(
+            f"memory.residency={residency} is {count} slabs; the smallest legal residency is {smallest} "
+            f"({least} slabs): {_why_least(geometry, pool)}"
+        )
+    return count
+
+
+def _check_count(slabs: int, pool: Pool, geometry: Geometry, pinned_prefix: int) -> None:
+    least, most = least_slabs(geometry, pool, pinned_prefix), most_slabs(geometry, pinned_prefix)
+    layers = geometry.num_moe_layers - pinned_prefix
+    if slabs < least:
+        without = (
+            " (running without any slab needs misses.handler: cpu, which is not in this version)"
+            if slabs == 0
+            else ""
+        )
+        raise BudgetError(
+            f"memory.slabs={slabs} is too few: the smallest legal number is {least}, "
+            f"{_why_least(geometry, pool)}{without}"
+        )
+    if slabs > most:
+        raise ConfigError(
+            f"memory.slabs={slabs} is more than the {most} routed experts that are not pinned; "
+            f"write memory.slabs=all"
+        )
+    if pool == "per_layer" and layers and slabs % layers:
+        below = slabs // layers * layers
+        raise ConfigError(
+            f"memory.slabs={slabs} does not divide evenly over {layers} layers, which memory.pool=per_layer "
+            f"needs; write {below} or {below + layers}"
+        )
+
+
+def _why_least(geometry: Geometry, pool: Pool) -> str:
+    where = "each layer" if pool == "per_layer" else "a layer"
+    return f"a token needs {geometry.top_k} experts of {where} at once"
+
+
+def _whole_layers(count: int, geometry: Geometry, pinned_prefix: int) -> int:
+    layers = geometry.num_moe_layers - pinned_prefix
+    return count // layers * layers if layers else 0
