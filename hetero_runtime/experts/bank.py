@@ -1,0 +1,73 @@
+"""The host bank: one anonymous mapping that holds every record.
+
+Reserving it costs nothing; pages come into being, two megabytes at a time where the kernel allows it, as
+the reads fill them. Filling first and registering with CUDA afterwards is about ten times faster than
+allocating pinned memory, and wastes no rounding to powers of two.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from typing import TYPE_CHECKING
+
+import torch
+
+from hetero_runtime.errors import DeviceError
+
+if TYPE_CHECKING:
+    from hetero_gpu.host_memory import Registration
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+class HostBank:
+    """`num_bytes` of host memory, addressed as one uint8 tensor; registered with CUDA on request."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Reserve the bank. Raises DeviceError when the kernel refuses that much address space."""
+        assert num_bytes > 0, f"a bank of {num_bytes} bytes"
+        self.num_bytes = num_bytes
+        self.registration: Registration | None = None
+        try:
+            mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise DeviceError(
+                f"the host refused {num_bytes / 1e9:.1f} GB for the experts ({error.strerror}); free memory, "
+                f"or raise the limit of the process (ulimit -v, vm.overcommit_memory)"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            _advise_huge_pages(mapping)
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        start = -whole.data_ptr() % HUGE_PAGE_BYTES
+        self._bytes: torch.Tensor | None = whole[start : start + num_bytes]
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The bank, uint8 `[num_bytes]`, without a copy."""
+        assert self._bytes is not None, "the bank is closed"
+        return self._bytes
+
+    def register(self, *, chunk_bytes: int) -> Registration:
+        """Register the filled bank with CUDA, `chunk_bytes` (a multiple of a record) at a time."""
+        from hetero_gpu.host_memory import register
+
+        assert self.registration is None, "the bank is registered already"
+        self.registration = register(self.bytes, chunk_bytes=chunk_bytes)
+        return self.registration
+
+    def close(self) -> None:
+        """Unregister and let the memory go. It is unmapped when the last view of it is gone."""
+        if self.registration is not None:
+            self.registration.release()
+            self.registration = None
+        self._bytes = None
+
+
+def _advise_huge_pages(mapping: mmap.mmap) -> None:
+    """Ask for huge pages. A kernel built without them says EINVAL: then the bank has small pages."""
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise

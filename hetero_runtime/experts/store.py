@@ -1,0 +1,147 @@
+"""The expert store: every routed expert of a model as one record in one host bank.
+
+checkpoint ──reads, sorted by file and offset──► threads ──► bank: layer 0: |rec 0|rec 1|...|
+                                                                   layer 1: |rec 0|rec 1|...|
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hetero_runtime.experts.bank import HostBank
+from hetero_runtime.experts.extent_reader import DirectRefused, ExtentReader, PathChoice, ReadPath
+from hetero_runtime.experts.formats import WeightForm, materialize
+from hetero_runtime.experts.oracle import check_expert
+from hetero_runtime.experts.reads import EXTENT_BYTES, Extent, group_reads
+from hetero_runtime.experts.record import RecordLayout
+from hetero_runtime.experts.sources import ExpertPlan, ExpertsModule, plan_experts
+from hetero_scheduler.keys import ExpertKey
+
+if TYPE_CHECKING:
+    from hetero_gpu.host_memory import Registration
+
+PROBES_A_THREAD = 4
+"""Extents that each thread reads each way before the faster way is chosen."""
+
+REGISTER_BYTES = 1 << 30
+"""About how much is registered with CUDA in one call; rounded to whole records."""
+
+
+class Progress(Protocol):
+    """Called on the loading thread after every extent."""
+
+    def __call__(self, bytes_done: int, bytes_total: int) -> None:
+        """`bytes_total` is the same in every call."""
+
+
+class ExpertStore:
+    """All routed experts in host memory. Records never change, so any number of threads may read them."""
+
+    def __init__(self, plan: ExpertPlan, bank: HostBank) -> None:
+        self.layout: RecordLayout = plan.layout
+        self.forms: dict[str, WeightForm] = plan.forms
+        self.num_layers = len(plan.modules)
+        self.num_experts = plan.num_experts
+        self._bank = bank
+
+    @property
+    def bank_bytes(self) -> int:
+        """Bytes of host memory that the records take."""
+        return self._bank.num_bytes
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether CUDA can copy from the records without staging."""
+        return self._bank.registration is not None and self._bank.registration.kind == "registered"
+
+    def record(self, key: ExpertKey) -> torch.Tensor:
+        """The record of one expert: uint8 `[record_bytes]`, a view of the bank."""
+        assert key.layer in range(self.num_layers), f"no layer for {key}"
+        assert key.expert in range(self.num_experts), f"no expert for {key}"
+        start = (key.layer * self.num_experts + key.expert) * self.layout.record_bytes
+        return self._bank.bytes[start : start + self.layout.record_bytes]
+
+    def materialize(self, record: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Parameters of the expert whose record this is (in the bank or in a slab), in `dtype`."""
+        return materialize(self.layout.view(record), self.forms, dtype)
+
+    def register(self) -> Registration:
+        """Register the bank with CUDA; the answer says what the machine allowed."""
+        records = max(1, REGISTER_BYTES // self.layout.record_bytes)
+        return self._bank.register(chunk_bytes=records * self.layout.record_bytes)
+
+    def close(self) -> None:
+        """Unregister the bank and free it. No view of a record may be used after that."""
+        self._bank.close()
+
+
+def load_store(
+    modules: Sequence[ExpertsModule],
+    *,
+    threads: int,
+    progress: Progress | None = None,
+    read_path: ReadPath | None = None,
+) -> ExpertStore:
+    """Read all routed experts (see `hf.conversion.split_checkpoint`) with `threads` threads.
+
+    `read_path`: None measures and chooses. One expert is compared with what transformers' own operations
+    make of it. Raises CheckpointError (bad checkpoint, failing read) or DeviceError (no room), and then
+    leaves nothing behind.
+    """
+    plan = plan_experts(modules)
+    extents = group_reads(plan.reads())
+    bank = HostBank(plan.bank_bytes)
+    try:
+        _fill_bank(bank, extents, threads=threads, progress=progress, read_path=read_path)
+        store = ExpertStore(plan, bank)
+        key = ExpertKey(store.num_layers - 1, store.num_experts - 1)
+        check_expert(plan, key, store.layout.view(store.record(key)))
+    except BaseException:
+        bank.close()
+        raise
+    return store
+
+
+def _fill_bank(
+    bank: HostBank,
+    extents: list[Extent],
+    *,
+    threads: int,
+    progress: Progress | None,
+    read_path: ReadPath | None,
+) -> None:
+    num_probes = PROBES_A_THREAD * threads
+    is_worth_choosing = read_path is None and len(extents) > 4 * num_probes
+    choice = PathChoice(
+        num_probes=num_probes, fixed=None if is_worth_choosing else read_path or ReadPath.DIRECT
+    )
+    total, done = sum(extent.num_bytes for extent in extents), 0
+    longest = max((extent.end - extent.begin for extent in extents), default=EXTENT_BYTES)
+    reader = ExtentReader(bank.bytes, scratch_bytes=longest)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="expert-read")
+    try:
+        for future in as_completed([pool.submit(_read_one, reader, extent, choice) for extent in extents]):
+            done += future.result()
+            if progress is not None:
+                progress(done, total)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        reader.close()
+
+
+def _read_one(reader: ExtentReader, extent: Extent, choice: PathChoice) -> int:
+    """Read one extent the way that `choice` says. Returns its bytes."""
+    path, began = choice.next(), time.perf_counter()
+    try:
+        reader.read(extent, path)
+    except DirectRefused:
+        choice.refuse_direct()
+        path, began = ReadPath.BUFFERED, time.perf_counter()
+        reader.read(extent, path)
+    choice.observe(path, extent.num_bytes, began)
+    return extent.num_bytes
