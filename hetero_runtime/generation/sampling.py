@@ -1,0 +1,83 @@
+"""Choosing the next token from the logits of one request.
+
+logits [vocab] -> float32 -> transforms of transformers -> argmax, or one seeded draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hetero_runtime.errors import RequestError
+from hetero_runtime.generation.params import SamplingParams
+from hetero_runtime.hf.sampling import logits_transform
+
+
+class Sampler:
+    """Draws the tokens of one request, from a random generator of its own.
+
+    Because nothing random is shared, a seeded request gives the same tokens whatever else the
+    engine serves. One sampler serves one request: it counts steps and advances its generator.
+    """
+
+    def __init__(self, params: SamplingParams, vocab_size: int, device: torch.device | str) -> None:
+        self._params = params
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._transform = logits_transform(params)
+        self._generator = torch.Generator(device=self._device)
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+        self._num_sampled = 0
+
+    def transform(self, logits: torch.Tensor, history_token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits after penalty, temperature and filters, float32 [vocab]; dropped tokens are -inf.
+
+        `history_token_ids` are all tokens so far, prompt included: the repetition penalty sees them.
+        """
+        assert logits.shape == (self._vocab_size,), f"logits {tuple(logits.shape)}, vocab {self._vocab_size}"
+        scores = logits.float()
+        if self._transform is None:
+            return scores
+        seen = history_token_ids if self._params.repetition_penalty != 1 else ()
+        history = torch.tensor([list(seen)], dtype=torch.long, device=scores.device)  # [1, tokens]
+        return self._transform(history, scores[None])[0]
+
+    def sample(self, logits: torch.Tensor, history_token_ids: Sequence[int]) -> int:
+        """The next token id, for `logits` [vocab] of any float type on the sampler's device.
+
+        Waits for the device once (twice when not greedy). Raises RequestError when the logits hold
+        NaN or infinity, with the step, instead of going on with garbage.
+        """
+        scores = self.transform(logits, history_token_ids)
+        is_sound = torch.isfinite(logits).all() & torch.isfinite(scores.amax())
+        if self._params.is_greedy:
+            token_id, sound = torch.stack([scores.argmax(), is_sound.long()]).tolist()
+            self._require(bool(sound), logits)
+        else:
+            self._require(
+                bool(is_sound), logits
+            )  # before the draw: bad input to it would kill a CUDA context
+            probabilities = torch.softmax(scores, dim=-1)
+            token_id = int(torch.multinomial(probabilities, 1, generator=self._generator))
+        self._num_sampled += 1
+        return int(token_id)
+
+    def _require(self, is_sound: bool, logits: torch.Tensor) -> None:
+        """Raise the RequestError of this step unless its logits are sound."""
+        if is_sound:
+            return
+        num_nan = int(torch.isnan(logits).sum())
+        num_inf = int(torch.isinf(logits).sum())
+        cause = (
+            f"{num_nan} NaN and {num_inf} infinite among {self._vocab_size} logits"
+            if num_nan or num_inf
+            else "logits too large for float32 after temperature or repetition penalty"
+        )
+        raise RequestError(
+            f"generation stopped at step {self._num_sampled} (0 is the first new token): {cause}. "
+            "Check the model with `hetero-runtime verify`; if it runs in float16, take bfloat16 or float32."
+        )
