@@ -5,7 +5,7 @@
     resolve(config, hardware, geometry) -> ResolvedConfig   no `auto` left; nothing changes afterwards
     render(resolved) -> str                                 the resolved tree as YAML
 
-Imports go one way: `tree` (imports nothing of ours) <- `hetero_runtime.plan` <- `resolve`. The face is
+Imports go one way: `tree` (imports nothing of ours) <- `hetero_runtime.plan` <- `resolution`. The face is
 lazy, so that taking the tree does not also import pydantic, YAML and the planner.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetero_runtime.config.load import load_config
     from hetero_runtime.config.locate import model_dir
-    from hetero_runtime.config.resolve import render, resolve
+    from hetero_runtime.config.resolution import render, resolve
     from hetero_runtime.config.tree import Config, ResolvedConfig
 
 __all__ = ["Config", "ResolvedConfig", "load_config", "model_dir", "render", "resolve"]
@@ -26,8 +26,8 @@ _HOME = {
     "ResolvedConfig": "tree",
     "load_config": "load",
     "model_dir": "locate",
-    "render": "resolve",
-    "resolve": "resolve",
+    "render": "resolution",
+    "resolve": "resolution",
 }
 
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hetero_runtime.config.available import as_yaml, check_available
 from hetero_runtime.config.presets import PRESETS
-from hetero_runtime.config.schema import allowed, check_keys, fields, sections, takes_bytes
+from hetero_runtime.config.schema import allowed, check_keys, fields, section_class, sections, takes_bytes
 from hetero_runtime.config.sizes import parse_size
 from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
@@ -106,38 +106,30 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
 
 
 @cache
-def _adapter() -> TypeAdapter[Config]:
-    return TypeAdapter(Config)
+def _adapter(path: str) -> TypeAdapter[Any]:
+    return TypeAdapter(fields()[path])
 
 
 def _validate(tree: Tree, source: str) -> Config:
+    """The frozen tree of known keys `tree`; every value is checked against its field."""
+    built: Tree = {}
+    for key, value in tree.items():
+        if key in sections():
+            checked = {name: _value(f"{key}.{name}", inner, source) for name, inner in value.items()}
+            built[key] = section_class(key)(**checked)
+        else:
+            built[key] = _value(key, value, source)
+    return Config(**built)
+
+
+def _value(path: str, value: Any, source: str) -> Any:
+    """`value` as the field at `path` keeps it: sizes such as 8GiB become numbers, nothing else changes."""
+    size = parse_size(value) if isinstance(value, str) and takes_bytes(path) else None
     try:
-        return _adapter().validate_python(_with_bytes(tree), strict=True)
-    except ValidationError as error:
-        raise _value_error(error, tree, source) from None
-
-
-def _with_bytes(tree: Tree) -> Tree:
-    """Sizes such as 8GiB as numbers; what is no size stays, for validation to refuse."""
-    parsed = dict(tree)
-    for path in filter(takes_bytes, fields()):
-        section, _, key = path.partition(".")
-        value = parsed.get(section, {}).get(key)
-        if isinstance(value, str) and (size := parse_size(value)) is not None:
-            parsed[section] = {**parsed[section], key: size}
-    return parsed
-
-
-def _value_error(error: ValidationError, tree: Tree, source: str) -> ConfigError:
-    """The first refusal of pydantic in our words. A union adds its branch to `loc`: leave that out."""
-    first = error.errors(include_url=False)[0]
-    names = [str(part) for part in first["loc"]]
-    path = next(p for p in (".".join(names[:2]), names[0]) if p in fields())
-    value: Any = tree
-    for key in path.split("."):
-        value = value[key]
-    shown = repr(value) if isinstance(value, str) else as_yaml(value)
-    return ConfigError(f"{source}: {path}: {shown} is not allowed; allowed: {allowed(path)}")
+        return _adapter(path).validate_python(value if size is None else size, strict=True)
+    except ValidationError:
+        shown = repr(value) if isinstance(value, str) else as_yaml(value)
+        raise ConfigError(f"{source}: {path}: {shown} is not allowed; allowed: {allowed(path)}") from None
 
 
 def _check_combinations(config: Config, source: str) -> None:

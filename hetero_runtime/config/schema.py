@@ -29,6 +29,13 @@ def sections() -> frozenset[str]:
     return frozenset(path.partition(".")[0] for path in fields() if "." in path)
 
 
+def section_class(section: str) -> type:
+    """The dataclass of a section."""
+    kind = get_type_hints(Config)[section]
+    assert isinstance(kind, type), f"{section} is a section, so its type is a class"
+    return kind
+
+
 def takes_bytes(path: str) -> bool:
     """Whether the field at `path` takes sizes such as 8GiB."""
     return ByteSize in get_args(fields()[path])

@@ -85,8 +85,8 @@ def _cells(row: Row) -> list[str]:
 def _model_line(plan: MemoryPlan) -> str:
     geometry = plan.geometry
     return (
-        f"{geometry.path.name or geometry.path} ({geometry.model_type}): {geometry.num_moe_layers} MoE layers "
-        f"× {geometry.num_experts} experts, top-{geometry.top_k}; {plan.config.memory.slabs} slabs, "
+        f"{geometry.path.name or geometry.path} ({geometry.model_type}): {geometry.num_moe_layers} MoE "
+        f"layers × {geometry.num_experts} experts, top-{geometry.top_k}; {plan.config.memory.slabs} slabs, "
         f"{plan.residency:.1%} resident"
     )
 
