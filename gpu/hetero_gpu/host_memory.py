@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -36,7 +36,7 @@ class Registrar(Protocol):
 class Registration:
     """What the machine allowed for one tensor.
 
-    registered  copy from it directly, with no chunk of a copy crossing `chunk_bytes`
+    registered  copy from it directly; no single copy may cross a multiple of `chunk_bytes`
     staging     registration was refused, small pinned buffers work: copy through a `StagingRing`
     none        no CUDA device, or nothing can be pinned: plain copies
     """
@@ -110,11 +110,11 @@ class CudaRegistrar:
 
     def register(self, address: int, num_bytes: int) -> int:
         """See Registrar."""
-        return int(self._runtime.cudaHostRegister(address, num_bytes, _PORTABLE | _MAPPED))
+        return _code(self._runtime.cudaHostRegister(address, num_bytes, _PORTABLE | _MAPPED))
 
     def unregister(self, address: int) -> int:
         """See Registrar."""
-        return int(self._runtime.cudaHostUnregister(address))
+        return _code(self._runtime.cudaHostUnregister(address))
 
     def explain(self, code: int) -> str:
         """See Registrar. A refused call leaves its error for the next kernel launch to report: launch one."""
@@ -123,3 +123,8 @@ class CudaRegistrar:
         except RuntimeError as error:
             return str(error).splitlines()[0]
         return f"cudaHostRegister returned error {code}"
+
+
+def _code(answer: Any) -> int:
+    """The number of a cudaError, whichever kind of enum torch's bindings make of it."""
+    return int(getattr(answer, "value", answer))

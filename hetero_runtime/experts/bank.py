@@ -38,6 +38,7 @@ class HostBank:
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             _advise_huge_pages(mapping)
+        self._mapping = mapping
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
         start = -whole.data_ptr() % HUGE_PAGE_BYTES
         self._bytes: torch.Tensor | None = whole[start : start + num_bytes]
@@ -57,11 +58,17 @@ class HostBank:
         return self.registration
 
     def close(self) -> None:
-        """Unregister and let the memory go. It is unmapped when the last view of it is gone."""
+        """Unregister and give the memory back, at once; safe to call twice.
+
+        The address range goes with the last view of it, so that a forgotten view reads zeros and does not
+        crash.
+        """
         if self.registration is not None:
             self.registration.release()
             self.registration = None
-        self._bytes = None
+        if self._bytes is not None:
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+            self._bytes = None
 
 
 def _advise_huge_pages(mapping: mmap.mmap) -> None:

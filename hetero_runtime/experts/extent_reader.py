@@ -114,7 +114,7 @@ class ExtentReader:
             return self._descriptors[file, path]
 
 
-class DirectRefused(Exception):  # noqa: N818 - an answer of the file system, not a failure
+class DirectRefused(Exception):
     """The file system does not do direct reads of this file."""
 
 

@@ -39,8 +39,9 @@ def _has_oracle(source: ParameterSource, form: WeightForm) -> bool:
     if form.block is None:
         return True
     return all(
-        (weight.shape[0] % form.block[0], weight.shape[1] % form.block[1]) == (0, 0)
+        size % block == 0
         for weight in source.weights.values()
+        for size, block in zip(weight.unpacked_shape, form.block, strict=True)
     )
 
 

@@ -55,6 +55,11 @@ class Source:
         """The safetensors name of the dtype."""
         return self.entries[0].dtype
 
+    @property
+    def unpacked_shape(self) -> tuple[int, ...]:
+        """Shape in weights: `shape`, but with both fp4 of a byte counted."""
+        return (*self.shape[:-1], 2 * self.shape[-1]) if self.dtype == "I8" else self.shape
+
     def of(self, expert: int, num_experts: int) -> TensorEntry:
         """The bytes of one expert, as an entry of their own (without the expert axis)."""
         if not self.is_fused:
@@ -213,16 +218,15 @@ def _plan_scales(
 ) -> tuple[WeightForm, FieldPlan]:
     """Scales of a block-scaled parameter: one [row blocks, column blocks] grid a part, in their order."""
     parts = sorted(placements, key=lambda name: placements[name].start)
-    shapes = {source.weights[name].shape for name in parts}
+    shapes = {source.weights[name].unpacked_shape for name in parts}
     grids = {_grid(source.scales[name].shape) for name in parts}
     if len(shapes) > 1 or len(grids) > 1 or not all(placements[name].is_contiguous for name in parts):
         raise CheckpointError(
             f"{where}: quantised parts of different shapes, or transposed ({shapes}, scales {grids}); this "
             f"checkpoint is not covered"
         )
-    (rows, cols), (grid,) = shapes.pop(), grids
-    is_packed = source.weights[parts[0]].dtype == "I8"
-    block = _block(where, (rows, cols * (2 if is_packed else 1)), grid, source.block)
+    (shape,), (grid,) = shapes, grids
+    block = _block(where, (shape[0], shape[1]), grid, source.block)
     dtype = TORCH_DTYPES[_the_dtype(where, source.scales, SCALE_DTYPES)]
     numel = math.prod(grid)
     placed = {name: Placement(grid, contiguous_strides(grid), i * numel) for i, name in enumerate(parts)}
