@@ -117,7 +117,9 @@ def _compressed(config: TextConfig, kind: str, window: int | None) -> LayerKv:
     rate = int(rates.get(kind, _COMPRESSION[kind]))
     size = head_size(config)
     index = config.integer("index_head_dim") if kind == "compressed_sparse_attention" else 0
-    return LayerKv(elements=size, window=window, compressed_elements=(size + index) / rate)
+    # Keys and gates of a window that is not full yet wait beside it, twice for overlapping windows.
+    waiting = 4 * rate * (size + index)
+    return LayerKv(size, window, compressed_elements=(size + index) / rate, state_elements=waiting)
 
 
 def _linear_state(config: TextConfig) -> int:

@@ -1,0 +1,152 @@
+"""What a user writes becomes a Config, or one message that says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetero_runtime.config import Config, load_config
+from hetero_runtime.config.available import AVAILABLE
+from hetero_runtime.config.schema import fields
+from hetero_runtime.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def _message(source: object, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, overrides=overrides)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_no_source_gives_the_defaults_and_they_work() -> None:
+    config = load_config()
+    assert config.preset == "auto"
+    assert config.memory.slabs == "auto"
+    assert config.execution.mode == "eager"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_loads(path: Path) -> None:
+    assert isinstance(load_config(path), Config)
+
+
+def test_lru_example_says_what_the_preset_says() -> None:
+    assert load_config(CONFIGS / "lru.yaml") == load_config({"preset": "lru"})
+
+
+def test_file_beats_preset_and_override_beats_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: lru\neviction: {policy: lfu}\nexecution:\n  max_rows: 2\nmemory:\n")
+    config = load_config(file, overrides=["eviction.policy=lfru", "memory.slabs=64"])
+    assert (config.eviction.policy, config.execution.max_rows, config.memory.slabs) == ("lfru", 2, 64)
+    assert load_config(file).eviction.policy == "lfu"
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("12.5 GB", 12_500_000_000),
+        ("512 mib", 512 * 2**20),
+        ("4G", 4 * 2**30),
+        ("4096", 4096),
+        (4096, 4096),
+        ("auto", "auto"),
+    ],
+)
+def test_sizes(written: object, num_bytes: object) -> None:
+    assert load_config({"memory": {"gpu": written}}).memory.gpu == num_bytes
+
+
+def test_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert load_config(tmp_path / "empty.yaml") == load_config()
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ({"memory": {"slab": 4}}, ["memory.slab: unknown key", "did you mean memory.slabs?"]),
+        ({"memmory": {"slabs": 4}}, ["memmory: unknown key", "did you mean memory?"]),
+        ({"slabs": 4}, ["slabs: unknown key", "did you mean memory.slabs?"]),
+        ({"execution": {"policy": "lru"}}, ["execution.policy: unknown key", "did you mean"]),
+        ({"qqq": 1}, ["qqq: unknown key", "known here: preset, model, device"]),
+        ({"memory": 4}, ["memory: 4 is not a mapping", "slabs"]),
+        ({"memory": {"slabs": "many"}}, ["memory.slabs: 'many'", "a whole number of 0 or more, all, auto"]),
+        ({"memory": {"slabs": -1}}, ["memory.slabs: -1", "0 or more"]),
+        ({"memory": {"slabs": 1.5}}, ["memory.slabs: 1.5", "a whole number"]),
+        ({"memory": {"slabs": True}}, ["memory.slabs: true is not allowed"]),
+        ({"memory": {"residency": 1.5}}, ["memory.residency: 1.5", "above 0, up to 1, null"]),
+        ({"memory": {"gpu": "8 parsecs"}}, ["memory.gpu: '8 parsecs'", "8GiB"]),
+        ({"execution": {"max_rows": 0}}, ["execution.max_rows: 0", "1 or more"]),
+        ({"execution": {"compile": "yes"}}, ["execution.compile: 'yes'", "true, false"]),
+        ({"eviction": {"policy": "fifo"}}, ["eviction.policy: 'fifo'", "lru, lfu, lfru"]),
+        ({"device": None}, ["device: null is not allowed", "auto, cuda, cpu"]),
+        ({"preset": "fast"}, ["preset: 'fast'", "auto, lru"]),
+        ({"memory": {"slabs": 8, "residency": 0.5}}, ["memory.slabs=8", "memory.residency=0.5", "keep one"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]) -> None:
+    message = _message(source)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "works"),
+    [
+        ("preset", "seqmoe", "lru, auto"),
+        ("preset", "psr", "lru, auto"),
+        ("preset", "vismmoe", "lru, auto"),
+        ("model.experts", "int4", "checkpoint"),
+        ("device", "unified", "auto, cuda, cpu"),
+        ("memory.backing", "mmap", "ram"),
+        ("routing.policy", "psr", "exact"),
+        ("prediction.predictor", "mamba2", "none, frequency"),
+        ("prediction.path", "mine.safetensors", "auto"),
+        ("prefetch.schedule", "jsd", "none, popularity"),
+        ("prefetch.extra", "3", "0"),
+        ("eviction.policy", "belady", "lru, lfu, lfru"),
+        ("misses.handler", "hybrid", "load"),
+        ("execution.mode", "graph", "auto, eager"),
+        ("execution.compile", "true", "false"),
+        ("cpu.isa", "amx", "auto"),
+        ("cpu.backend", "native", "torch"),
+        ("vision.keep_ratio", "0.5", "1.0"),
+        ("speculation.drafter", "block", "none"),
+    ],
+)
+def test_what_comes_later_is_refused_not_ignored(path: str, value: str, works: str) -> None:
+    message = _message(None, f"{path}={value}")
+    assert f"{path}: {value} is not in this version; what works now: {works}" in message
+
+
+def test_every_refused_field_is_in_the_tree() -> None:
+    assert set(AVAILABLE) <= set(fields())
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("memory.slabs", "write it as section.key=value"),
+        ("=4", "write it as section.key=value"),
+        ("memory.slab=4", "--set memory.slab=4: memory.slab: unknown key; did you mean memory.slabs?"),
+        ("memory.slabs.x=4", "memory.slabs: {'x': 4} is not allowed"),
+        ("memory=4", "memory: 4 is not a mapping"),
+        ("memory.slabs=[4", "the value is not YAML"),
+    ],
+)
+def test_a_wrong_override_is_one_message(override: str, part: str) -> None:
+    assert part in _message(None, override)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in _message(tmp_path / "absent.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert "holds list" in _message(tmp_path / "list.yaml")
+    (tmp_path / "bad.yaml").write_text("memory: {slabs: 4\n")
+    assert "is not YAML" in _message(tmp_path / "bad.yaml")
+    (tmp_path / "typo.yaml").write_text("memory: {slabz: 4}\n")
+    assert _message(tmp_path / "typo.yaml").startswith(str(tmp_path / "typo.yaml"))

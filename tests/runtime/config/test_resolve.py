@@ -1,0 +1,116 @@
+"""Every `auto` is decided, by a pure function, for a machine that the test writes down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetero_runtime.config import ResolvedConfig, load_config, model_dir, render, resolve
+from hetero_runtime.errors import BudgetError, ConfigError
+from hetero_runtime.plan import Geometry, Gpu, Hardware, read_geometry
+from tests.sparse_checkpoint import write_qwen3
+
+GIB = 2**30
+CPU_BOX = Hardware(16 * GIB, 12 * GIB, physical_cores=8, usable_cores=6, no_gpu_reason="there is no driver")
+GPU_BOX = replace(CPU_BOX, gpu=Gpu("a GPU", 24 * GIB, 22 * GIB), no_gpu_reason="")
+
+
+@pytest.fixture(scope="module")
+def geometry(tmp_path_factory: pytest.TempPathFactory) -> Geometry:
+    return read_geometry(write_qwen3(tmp_path_factory.mktemp("qwen3")))
+
+
+def _resolve(
+    geometry: Geometry, tree: dict[str, Any] | None = None, box: Hardware = CPU_BOX
+) -> ResolvedConfig:
+    return resolve(load_config(tree), box, geometry)
+
+
+def test_auto_on_a_machine_without_a_gpu(geometry: Geometry) -> None:
+    resolved = _resolve(geometry)
+    assert (resolved.preset, resolved.device, resolved.model.dtype) == ("lru", "cpu", "bfloat16")
+    assert resolved.memory.slabs == 32
+    assert resolved.memory.pinned_prefix == 0
+    assert resolved.cpu.threads == 6
+    assert resolved.execution.mode == "eager"
+    assert resolved.memory.gpu == resolved.memory.host < 12 * GIB
+
+
+def test_auto_on_a_machine_with_a_gpu(geometry: Geometry) -> None:
+    resolved = _resolve(geometry, box=GPU_BOX)
+    assert resolved.device == "cuda"
+    assert 19 * GIB < resolved.memory.gpu < 22 * GIB
+
+
+def test_cuda_without_a_gpu_says_why(geometry: Geometry) -> None:
+    with pytest.raises(
+        ConfigError, match="device: cuda was asked for, but there is no driver; write device: cpu"
+    ):
+        _resolve(geometry, {"device": "cuda"})
+
+
+def test_default_length_bows_to_the_model_and_an_explicit_one_does_not(geometry: Geometry) -> None:
+    assert _resolve(geometry).execution.max_length == 2048
+    with pytest.raises(ConfigError, match=r"max_length=9000 is over the model's context of 2048 tokens"):
+        _resolve(geometry, {"execution": {"max_length": 9000}})
+
+
+@pytest.mark.parametrize(
+    ("memory", "slabs"),
+    [
+        ({"slabs": 5}, 5),
+        ({"slabs": "all"}, 32),
+        ({"residency": 0.25}, 8),
+        ({"residency": 1}, 32),
+        ({"residency": 0.27, "pool": "per_layer"}, 8),
+        ({"slabs": 12, "pool": "per_layer"}, 12),
+        ({"slabs": "all", "pinned_prefix": 1}, 24),
+        ({"pinned_prefix": "all"}, 0),
+        ({"slabs": 0, "pinned_prefix": 4}, 0),
+    ],
+)
+def test_slabs(geometry: Geometry, memory: dict[str, Any], slabs: int) -> None:
+    assert _resolve(geometry, {"memory": memory}).memory.slabs == slabs
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "part"),
+    [
+        ({"slabs": 1}, BudgetError, "memory.slabs=1 is too few: the smallest legal number is 2"),
+        ({"slabs": 0}, BudgetError, "needs misses.handler: cpu, which is not in this version"),
+        ({"slabs": 4, "pool": "per_layer"}, BudgetError, "the smallest legal number is 8"),
+        ({"residency": 0.04}, BudgetError, r"smallest legal residency is 0.0625 \(2 slabs\)"),
+        ({"slabs": 33}, ConfigError, "more than the 32 routed experts"),
+        ({"slabs": 9, "pool": "per_layer"}, ConfigError, "write 8 or 12"),
+        ({"pinned_prefix": 5}, ConfigError, "more than the model's 4 MoE layers"),
+    ],
+)
+def test_impossible_slabs(
+    geometry: Geometry, memory: dict[str, Any], error: type[Exception], part: str
+) -> None:
+    with pytest.raises(error, match=part):
+        _resolve(geometry, {"memory": memory})
+
+
+def test_smallest_legal_residency_that_a_message_names_is_legal(geometry: Geometry) -> None:
+    assert _resolve(geometry, {"memory": {"residency": 0.0625}}).memory.slabs == 2
+
+
+@pytest.mark.parametrize("box", [CPU_BOX, GPU_BOX], ids=["cpu", "gpu"])
+def test_rendered_yaml_loads_back_to_the_same(geometry: Geometry, box: Hardware) -> None:
+    resolved = _resolve(geometry, {"memory": {"residency": 0.5}}, box)
+    assert _resolve(geometry, yaml.safe_load(render(resolved)), box) == resolved
+
+
+def test_resolve_is_pure(geometry: Geometry) -> None:
+    config = load_config()
+    assert resolve(config, GPU_BOX, geometry) == resolve(config, GPU_BOX, geometry)
+    assert config == load_config()
+
+
+def test_a_model_path_may_start_at_home() -> None:
+    assert model_dir(load_config({"model": {"path": "~/m"}})) == Path.home() / "m"
