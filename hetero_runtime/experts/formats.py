@@ -7,7 +7,7 @@
     mxfp4         uint8 [rows, groups, 16] of two fp4 (e2m1) each, and one power of two for each group of 32
 
 These are the references: plain torch, float32 inside, bit-equal to what transformers loads when it
-dequantises. Formats: transformers `integrations/finegrained_fp8.py` and `integrations/mxfp4.py`; OCP
+dequantises (but for a scale of 255, which is NaN by OCP). Formats: transformers `integrations/finegrained_fp8.py` and `integrations/mxfp4.py`; OCP
 Microscaling Formats 1.0 for e2m1 and e8m0.
 """
 
@@ -23,7 +23,6 @@ SCALE_SUFFIX = ".scale"
 """The field `gate_up_proj.scale` holds the scales of the field `gate_up_proj`."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_E8M0_BIAS = 127
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,5 @@ def _unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """uint8 e8m0 to float32. By table: a vectorised exp2 may be off by one unit in the last place."""
-    table = torch.ldexp(
-        torch.ones(256, dtype=torch.float64), torch.arange(-_E8M0_BIAS, 256 - _E8M0_BIAS, dtype=torch.float64)
-    )
-    return table.float().to(exponents.device)[exponents.int()]
+    """uint8 e8m0 to float32, exactly; 255 is NaN."""
+    return exponents.view(torch.float8_e8m0fnu).float()

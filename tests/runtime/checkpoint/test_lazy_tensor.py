@@ -1,0 +1,58 @@
+"""Lazy tensors: the same values as safetensors' own reader, and never an alias of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hetero_runtime.checkpoint import read_header
+from hetero_runtime.checkpoint.lazy_tensor import map_tensors
+from hetero_runtime.errors import CheckpointError
+
+TENSORS = {
+    "matrix": torch.arange(12, dtype=torch.bfloat16).view(3, 4),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.zeros(0, 3),
+    "fp8": torch.linspace(-3, 3, 7).to(torch.float8_e4m3fn),
+}
+
+
+def test_values_shapes_and_dtypes(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "m.safetensors")
+    lazy = map_tensors(read_header(tmp_path / "m.safetensors"))
+    for key, tensor in TENSORS.items():
+        assert lazy[key].get_shape() == list(tensor.shape)
+        assert lazy[key][...].dtype == tensor.dtype
+        assert torch.equal(lazy[key][...].float(), tensor.float())
+    assert lazy["matrix"].get_dtype() == "BF16"
+    assert torch.equal(lazy["matrix"][1:, :2], TENSORS["matrix"][1:, :2])
+
+
+def test_writing_to_what_was_read_changes_nothing_else(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "m.safetensors")
+    lazy = map_tensors(read_header(tmp_path / "m.safetensors"))
+    lazy["matrix"][...].zero_()
+    assert torch.equal(lazy["matrix"][...], TENSORS["matrix"])
+
+
+def test_elements_need_not_be_aligned(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * (1 - len(header) % 2)  # an odd length
+    values = torch.tensor([1.5, -2.0])
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values.numpy().tobytes())
+    (entry,) = read_header(path)
+    assert entry.offset % 4 != 0
+    assert torch.equal(map_tensors([entry])["w"][...], values)
+
+
+def test_a_file_that_went_away(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "m.safetensors")
+    entries = read_header(tmp_path / "m.safetensors")
+    (tmp_path / "m.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot be mapped"):
+        map_tensors(entries)
