@@ -7,8 +7,9 @@
     mxfp4         uint8 [rows, groups, 16] of two fp4 (e2m1) each, and one power of two for each group of 32
 
 These are the references: plain torch, float32 inside, bit-equal to what transformers loads when it
-dequantises (but for a scale of 255, which is NaN by OCP). Formats: transformers `integrations/finegrained_fp8.py` and `integrations/mxfp4.py`; OCP
-Microscaling Formats 1.0 for e2m1 and e8m0.
+dequantises (but for a scale of 255, which is NaN by OCP). Formats: transformers
+`integrations/finegrained_fp8.py` and `integrations/mxfp4.py`; OCP Microscaling Formats 1.0 for e2m1 and
+e8m0.
 """
 
 from __future__ import annotations

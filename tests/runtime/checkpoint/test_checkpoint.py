@@ -41,7 +41,7 @@ def test_without_an_index_every_file_is_read(folder: Path) -> None:
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     (folder / "two.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="1 of 2 shards that .* lists are missing: two.safetensors"):
+    with pytest.raises(CheckpointError, match=r"1 of 2 shards that .* lists are missing: two.safetensors"):
         Checkpoint.open(folder)
 
 
@@ -62,12 +62,12 @@ def test_an_index_without_a_map_is_refused(content: str, folder: Path) -> None:
 def test_two_files_with_one_tensor_need_an_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     save_file({"a": torch.zeros(2)}, folder / "three.safetensors")
-    with pytest.raises(CheckpointError, match="'a' is in both one.safetensors and three.safetensors"):
+    with pytest.raises(CheckpointError, match=r"'a' is in both one.safetensors and three.safetensors"):
         Checkpoint.open(folder)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such folder; model.path must name"):
+    with pytest.raises(CheckpointError, match=r"no such folder; model.path must name"):
         Checkpoint.open(tmp_path / "none")
 
 

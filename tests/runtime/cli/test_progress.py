@@ -1,0 +1,29 @@
+"""The progress bar: bytes, speed and time left on a terminal, silence elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from hetero_runtime.cli.progress import BytesProgress
+
+
+def _draw(*, is_terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=120)
+    with BytesProgress("experts", console=console) as progress:
+        progress(500_000_000, 1_000_000_000)
+        progress(1_000_000_000, 1_000_000_000)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_sees_bytes_and_time_left() -> None:
+    text = _draw(is_terminal=True)
+    assert "experts" in text
+    assert "1.0/1.0 GB" in text
+    assert "left" in text
+
+
+def test_a_pipe_sees_nothing() -> None:
+    assert _draw(is_terminal=False) == ""
