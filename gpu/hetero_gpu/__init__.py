@@ -11,7 +11,7 @@ from hetero_gpu.transfer import Copier, Fence, HostCopier, Transfer
 if TYPE_CHECKING:
     import torch
 
-    from hetero_gpu.cuda_transfer import CopyBytes
+    from hetero_gpu.host_memory import Registration
 
 __all__ = [
     "CacheStats",
@@ -25,10 +25,14 @@ __all__ = [
 ]
 
 
-def make_copier(device: torch.device, *, copy: CopyBytes | None = None) -> Copier:
-    """The copier for `device`. `copy`: how bytes cross when the host bank is not registered with CUDA."""
+def make_copier(device: torch.device, *, registration: Registration, record_bytes: int) -> Copier:
+    """The copier for `device`. `registration`: how CUDA may read the host bank, whose records it copies."""
     if device.type == "cpu":
         return HostCopier()
-    from hetero_gpu.cuda_transfer import CudaCopier, copy_registered
+    from hetero_gpu.cuda_transfer import CudaCopier
 
-    return CudaCopier(device, copy or copy_registered)
+    if registration.kind != "staging":
+        return CudaCopier(device)
+    from hetero_gpu.staging import StagingRing
+
+    return CudaCopier(device, copy=StagingRing(buffer_bytes=record_bytes).copy)

@@ -9,18 +9,18 @@ import torch
 
 from hetero_gpu.transfer import Copier, Fence, Transfer
 
-CopyBytes = Callable[[torch.Tensor, torch.Tensor, torch.cuda.Stream], None]
+CopyBytes = Callable[[torch.Tensor, torch.Tensor, torch.cuda.Stream], object]
 """`copy(source, slab, stream)`: enqueue one host-to-device copy."""
 
 
-def copy_registered(source: torch.Tensor, slab: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Enqueue a copy from registered (page-locked) memory: truly asynchronous."""
+def copy_directly(source: torch.Tensor, slab: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Enqueue a copy: asynchronous from registered memory; from pageable memory it holds up the host."""
     with torch.cuda.stream(stream):
         slab.copy_(source, non_blocking=True)
 
 
 class StallClock:
-    """Adds up how long the compute stream stood at waits, from pairs of timing events read when they are over."""
+    """Adds up how long the compute stream stood at waits, from pairs of timing events."""
 
     def __init__(self) -> None:
         self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -46,7 +46,7 @@ class CudaTransfer(Transfer):
         self._done, self._clock = done, clock
 
     def is_done(self) -> bool:
-        return self._done.query()
+        return bool(self._done.query())
 
     def wait(self) -> None:
         stream = torch.cuda.current_stream()
@@ -61,9 +61,9 @@ class CudaTransfer(Transfer):
 
 
 class CudaCopier(Copier):
-    """Copies on a stream of their own; `copy` says how bytes cross (registered memory, or a staging ring)."""
+    """Copies on a stream of their own; `copy` says how bytes cross (directly, or through a staging ring)."""
 
-    def __init__(self, device: torch.device, copy: CopyBytes = copy_registered) -> None:
+    def __init__(self, device: torch.device, copy: CopyBytes = copy_directly) -> None:
         self._device, self._copy = device, copy
         self._stream = torch.cuda.Stream(device)
         self._clock = StallClock()

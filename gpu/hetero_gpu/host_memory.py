@@ -105,8 +105,8 @@ class CudaRegistrar:
     """The CUDA runtime that torch has loaded."""
 
     def __init__(self) -> None:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        self._runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
+        self._runtime = torch.cuda.cudart()
 
     def register(self, address: int, num_bytes: int) -> int:
         """See Registrar."""

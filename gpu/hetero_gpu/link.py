@@ -128,7 +128,7 @@ class _Bench:
         work()
         times_ms: list[float] = []
         for _ in range(self._repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
             work()

@@ -11,13 +11,13 @@ Order of one layer, as its caller sees it:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
-from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
 
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.transfer import Copier, Fence, Transfer
+from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
 
 
 @dataclass
@@ -38,6 +38,12 @@ class CacheStats:
     """Prefetches that had not arrived when their layer ran without them."""
     evictions: int = 0
     bytes_moved: int = 0
+
+    def __add__(self, other: CacheStats) -> CacheStats:
+        return CacheStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: CacheStats) -> CacheStats:
+        return CacheStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def hit_rate(self) -> float:
@@ -77,6 +83,10 @@ class SlabCache:
     def slab(self, key: ExpertKey) -> torch.Tensor:
         """Bytes of a resident expert. uint8 `[record_bytes]`; valid between `wait` and `release`."""
         return self._slabs.slab(self._machine.slot(key))
+
+    def pool_size(self, layer: int) -> int:
+        """Slots that `layer` may use, in whatever state."""
+        return len(self._machine.pool_range(layer))
 
     def num_available(self, layer: int) -> int:
         """Slots that a load for `layer` could take now."""
@@ -137,7 +147,7 @@ class SlabCache:
             self._machine.land(slot, self._machine.tag(slot))
 
     def release(self, keys: Iterable[ExpertKey]) -> None:
-        """`keys` were executed: evictable, and their slabs safe to overwrite once the compute stream is here."""
+        """`keys` were executed: evictable; a copy over them starts once the compute stream gets here."""
         fence = self._copier.fence()
         for key in keys:
             self._machine.release(key)

@@ -43,7 +43,7 @@ class CudaLink:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream | None) -> Event:
         """See Link."""
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event: torch.cuda.Event = torch.cuda.Event()
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
             event.record()

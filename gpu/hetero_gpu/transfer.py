@@ -39,7 +39,7 @@ class Copier(ABC):
 
     @abstractmethod
     def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        """Copy `source` (host uint8 `[n]`) into `slab` (device uint8 `[n]`), not before `after` has passed."""
+        """Copy `source` (host uint8 `[n]`) into `slab` (device uint8 `[n]`) once `after` has passed."""
 
     @abstractmethod
     def fence(self) -> Fence | None:

@@ -19,16 +19,16 @@ This is the reference. It is host-side numpy, one owner, not thread-safe: the en
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import Enum, IntEnum
-from typing import Literal, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero_scheduler.keys import ExpertKey
 
-Pool = Literal["global", "per_layer"]
 NO_SLOT = -1
 Scores = npt.NDArray[np.float64]
 
@@ -71,17 +71,27 @@ class SlotCounts(NamedTuple):
 class SlotMachine:
     """Owner of all slot states.
 
-    `pool="global"` shares every slot among the layers; `"per_layer"` gives each layer an equal, fixed range
-    (PSR's C), so `num_slots` must then be a multiple of `num_layers`.
+    `layer_slots=None`: one pool, every slot serves any layer. Otherwise each layer has a range of its own
+    (PSR's C) of that many slots, and they sum to `num_slots`.
     """
 
-    def __init__(self, num_slots: int, *, num_layers: int, num_experts: int, pool: Pool = "global") -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        num_layers: int,
+        num_experts: int,
+        layer_slots: Sequence[int] | None = None,
+    ) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}; at least 1 is needed")
-        if pool == "per_layer" and num_slots % num_layers:
-            raise ValueError(f"num_slots {num_slots} is not a multiple of num_layers {num_layers}")
         self.num_slots, self.num_layers, self.num_experts = num_slots, num_layers, num_experts
-        self.pool: Pool = pool
+        self._pools = [range(num_slots)] * num_layers
+        if layer_slots is not None:
+            ends = list(accumulate(layer_slots))
+            if len(ends) != num_layers or ends[-1] != num_slots:
+                raise ValueError(f"layer_slots {list(layer_slots)} does not split {num_slots} slots")
+            self._pools = [range(end - size, end) for end, size in zip(ends, layer_slots, strict=True)]
         self._state = np.zeros(num_slots, dtype=np.int8)
         self._key = np.full((num_slots, 2), NO_SLOT, dtype=np.int32)
         self._tag = np.zeros(num_slots, dtype=np.int64)
@@ -123,10 +133,7 @@ class SlotMachine:
 
     def pool_range(self, layer: int) -> range:
         """Slots that `layer` may use."""
-        if self.pool == "global":
-            return range(self.num_slots)
-        size = self.num_slots // self.num_layers
-        return range(layer * size, (layer + 1) * size)
+        return self._pools[layer]
 
     def num_available(self, layer: int) -> int:
         """Slots of `layer`'s pool that a reservation could take now (EMPTY or evictable)."""
@@ -220,9 +227,8 @@ class SlotMachine:
         )
         for slot in held.tolist():
             key = self.key(slot)
-            assert key is not None and self._slot_of[key] == slot, (
-                f"slot {slot} says {key}, the table disagrees"
-            )
+            assert key is not None, f"slot {slot} is held by nobody"
+            assert self._slot_of[key] == slot, f"slot {slot} says {key}, the table disagrees"
             assert slot in self.pool_range(key.layer), f"slot {slot} lies outside the pool of {key}"
         num_mapped = int(np.count_nonzero(self._slot_of != NO_SLOT))
         assert num_mapped == held.size, f"{num_mapped} experts mapped != {held.size} slots held"

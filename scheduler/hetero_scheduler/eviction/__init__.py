@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from hetero_scheduler.eviction.base import EvictionPolicy
 
-EvictionName = Literal["lru", "lfu", "lfru"]
-EVICTION_POLICIES: tuple[EvictionName, ...] = get_args(EvictionName)
+EVICTION_POLICIES = ("lru", "lfu", "lfru")
 
-__all__ = ["EVICTION_POLICIES", "EvictionName", "EvictionPolicy", "make_eviction"]
+__all__ = ["EVICTION_POLICIES", "EvictionPolicy", "make_eviction"]
 
 
-def make_eviction(name: EvictionName, *, num_layers: int, num_experts: int) -> EvictionPolicy:
-    """The policy called `name`, with no history yet."""
+def make_eviction(name: str, *, num_layers: int, num_experts: int) -> EvictionPolicy:
+    """The policy called `name`, with no history yet. Raises ValueError for a name that is none."""
     if name == "lru":
         from hetero_scheduler.eviction.lru import Lru
 

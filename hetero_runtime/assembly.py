@@ -1,0 +1,115 @@
+"""From a resolved configuration to the parts of a running engine.
+
+checkpoint ─► skeleton (meta) ─┬─► backbone ──────────────► device
+                               └─► expert store (host bank) ═copies═► slab cache ◄─ orchestrator
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from hetero_gpu import SlabCache, SlabPool, make_copier
+from hetero_runtime.checkpoint import Checkpoint
+from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.experts.store import ExpertStore, Progress, load_store
+from hetero_runtime.hf.architectures import Architecture
+from hetero_runtime.hf.conversion import split_checkpoint
+from hetero_runtime.hf.hooks import attach, expert_mlp
+from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
+from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
+from hetero_runtime.orchestrator import Orchestrator
+from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
+
+
+@dataclass
+class Parts:
+    """What an engine is made of. `close` gives everything back."""
+
+    config: ResolvedConfig
+    device: torch.device
+    architecture: Architecture
+    model: Any
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+    store: ExpertStore
+    slabs: SlabPool
+    cache: SlabCache
+    orchestrator: Orchestrator
+
+    def close(self) -> None:
+        """Wait for copies, unregister and free the host bank."""
+        self.cache.drain()
+        self.store.close()
+
+
+def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Parts:
+    """Load the model that `config` names. On any error nothing stays allocated."""
+    device = torch.device(config.device)
+    checkpoint = Checkpoint.open(config.model.path)
+    tokenizer = load_tokenizer(checkpoint.path)
+    skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
+    split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
+    load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
+    store = load_store(split.experts, threads=config.cpu.threads, progress=progress)
+    try:
+        slabs = SlabPool(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
+        cache, orchestrator = _make_orchestrator(config, skeleton, store, slabs)
+    except BaseException:
+        store.close()
+        raise
+    attach(list(skeleton.experts.values()), orchestrator.run_layer)
+    return Parts(
+        config=config,
+        device=device,
+        architecture=skeleton.architecture,
+        model=skeleton.model,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config, tokenizer),
+        store=store,
+        slabs=slabs,
+        cache=cache,
+        orchestrator=orchestrator,
+    )
+
+
+def _make_orchestrator(
+    config: ResolvedConfig, skeleton: Skeleton, store: ExpertStore, slabs: SlabPool
+) -> tuple[SlabCache, Orchestrator]:
+    per_layer = _layer_slots(config, store) if config.memory.pool == "per_layer" else None
+    num_layers, num_experts = store.num_layers, store.num_experts
+    eviction = make_eviction(config.eviction.policy, num_layers=num_layers, num_experts=num_experts)
+    cache = SlabCache(
+        slabs=slabs,
+        machine=SlotMachine(
+            slabs.num_slabs, num_layers=num_layers, num_experts=num_experts, layer_slots=per_layer
+        ),
+        eviction=eviction,
+        copier=make_copier(
+            slabs.memory.device, registration=store.register(), record_bytes=slabs.record_bytes
+        ),
+        record=store.record,
+    )
+    for layer in range(config.memory.pinned_prefix):
+        for expert in range(num_experts):
+            cache.pin(ExpertKey(layer, expert))
+    orchestrator = EagerOrchestrator(
+        cache,
+        mlps=[expert_mlp(module) for module in skeleton.experts.values()],
+        materialize=partial(store.materialize, dtype=skeleton.dtype),
+        eviction=eviction,
+        is_fetching_ahead=config.prefetch.schedule == "popularity",
+    )
+    return cache, orchestrator
+
+
+def _layer_slots(config: ResolvedConfig, store: ExpertStore) -> list[int]:
+    """Slots by layer: all experts of the pinned prefix, the slabs spread evenly over the rest."""
+    num_pinned = config.memory.pinned_prefix
+    num_rest = store.num_layers - num_pinned
+    share, extra = divmod(config.memory.slabs, num_rest) if num_rest else (0, 0)
+    return [store.num_experts] * num_pinned + [share + (i < extra) for i in range(num_rest)]

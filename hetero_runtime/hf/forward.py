@@ -1,0 +1,54 @@
+"""One sequence's way through a transformers model: prompt in, then token by token.
+
+transformers renamed `past_key_values` to `cache` between the releases that we support, and vision-language
+models keep a position offset on the model, where two sequences would overwrite each other's. Both end here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+
+class SequenceState:
+    """KV cache and positions of one sequence. `length` counts the tokens in it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        accepted = set(inspect.signature(type(model).forward).parameters)
+        self._kv_name = "cache" if "cache" in accepted else "past_key_values"
+        self._has_logits_to_keep = "logits_to_keep" in accepted
+        self._has_image_positions = "image_grid_thw" in accepted
+        self._kv: Any = None
+        self._position_offset: torch.Tensor | None = None
+        self.length = 0
+
+    @torch.inference_mode()
+    def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """Append `ids` `[n]` and return the logits of the last one, `[vocab]` float32.
+
+        `images`: the model's own image inputs, only with the first call of a sequence.
+        """
+        arguments: dict[str, Any] = {"input_ids": ids[None], "use_cache": True, self._kv_name: self._kv}
+        if self._has_logits_to_keep:
+            arguments["logits_to_keep"] = 1
+        if images:
+            arguments |= images
+        elif self._has_image_positions:
+            arguments["position_ids"] = self._text_positions(ids)
+        output = self._model(**arguments)
+        self._kv = output["cache"] if "cache" in output else output["past_key_values"]
+        if images:
+            self._position_offset = self._model.model.rope_deltas.reshape(())
+        self.length += len(ids)
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+    def _text_positions(self, ids: torch.Tensor) -> torch.Tensor:
+        """Three equal rows (time, height, width). `[3, 1, n]`"""
+        positions = torch.arange(self.length, self.length + len(ids), device=ids.device)
+        if self._position_offset is not None:
+            positions = positions + self._position_offset
+        return positions.expand(3, 1, -1)

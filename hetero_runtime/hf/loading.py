@@ -1,0 +1,139 @@
+"""Build a transformers model without its routed experts and load the rest.
+
+    1  skeleton    every parameter on `meta`: shapes, no memory
+    2  backbone    what is no routed expert, through transformers' own loader onto the device
+    3  finalize    buffers (rotary frequencies, ...), tied weights
+
+Routed experts stay on `meta` for good: their bytes go from the checkpoint into the host bank, once. The entry
+points used here carry underscores in transformers, so they appear in this module alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, modeling_utils
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.quantizers.auto import get_hf_quantizer
+
+from hetero_runtime.checkpoint import Checkpoint, TensorEntry
+from hetero_runtime.checkpoint.lazy_tensor import map_tensors
+from hetero_runtime.errors import CheckpointError
+from hetero_runtime.hf.architectures import Architecture, architecture_of
+from hetero_runtime.hf.conversion import expert_modules
+from hetero_runtime.hf.hooks import IMPLEMENTATION
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model on `meta`.
+
+    `experts`: Experts modules by name, in layer order. `quantizer`: transformers' own, set to dequantize (it
+    then concerns only what is no routed expert), or None.
+    """
+
+    model: Any
+    architecture: Architecture
+    experts: dict[str, torch.nn.Module]
+    dtype: torch.dtype
+    quantizer: Any
+
+
+def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) -> Skeleton:
+    """The model of `checkpoint` on `meta`, its experts to be computed by our hook.
+
+    `dtype`: float32, bfloat16 or float16, of the computation and of what is no routed expert.
+    """
+    architecture = architecture_of(checkpoint.config)
+    config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+    compute_dtype = DTYPES[dtype]
+    quantizer, config = _dequantizing(config, device)
+    if architecture.is_text_part:
+        config = config.get_text_config(decoder=True)
+    config._experts_implementation = IMPLEMENTATION
+    model_class = getattr(transformers, architecture.model_class)
+    with contextlib.ExitStack() as stack:
+        for context in model_class.get_init_context(compute_dtype, False, False, None):
+            stack.enter_context(context)
+        model = model_class(config)
+        if quantizer is not None:
+            quantizer.preprocess_model(
+                model=model,
+                dtype=compute_dtype,
+                device_map={"": device},
+                checkpoint_files=None,
+                use_kernels=False,
+            )
+    experts = expert_modules(model)
+    if not experts:
+        raise CheckpointError(f"{checkpoint.path}: config.json describes no layer with routed experts")
+    return Skeleton(model.eval(), architecture, experts, compute_dtype, quantizer)
+
+
+def conversions(skeleton: Skeleton) -> list[Any]:
+    """transformers' renamings and converters for this model: a fresh list, because they keep state."""
+    return list(get_model_conversion_mapping(skeleton.model, None, skeleton.quantizer))
+
+
+def load_backbone(
+    skeleton: Skeleton, entries: Mapping[str, TensorEntry], *, path: Path, device: torch.device
+) -> None:
+    """Load everything that is no routed expert onto `device`.
+
+    `entries`: by checkpoint key. Raises CheckpointError when the checkpoint lacks something that
+    the model needs.
+    """
+    model, model_class = skeleton.model, type(skeleton.model)
+    load_config = modeling_utils.LoadStateDictConfig(
+        pretrained_model_name_or_path=str(path),
+        dtype=skeleton.dtype,
+        device_map={"": device},
+        dtype_plan=model._get_dtype_plan(skeleton.dtype),
+        weight_mapping=conversions(skeleton),
+        hf_quantizer=skeleton.quantizer,
+    )
+    info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
+    info.missing_keys -= _mark_experts_as_loaded(skeleton)
+    model_class._finalize_model_loading(model, load_config, info)
+    missing = sorted(info.missing_keys - set(model.all_tied_weights_keys or {}))
+    if missing:
+        raise CheckpointError(
+            f"{path}: {len(missing)} tensors that the model needs are not in the checkpoint, first "
+            f"{', '.join(missing[:3])}. Download the checkpoint again."
+        )
+    if skeleton.quantizer is not None:
+        skeleton.quantizer.postprocess_model(model)
+
+
+def _mark_experts_as_loaded(skeleton: Skeleton) -> set[str]:
+    """Keep transformers from allocating and initialising routed experts. Returns their parameter names."""
+    names = set()
+    for module_name, module in skeleton.experts.items():
+        module._is_hf_initialized = True  # type: ignore[assignment]
+        for name, parameter in module.named_parameters(recurse=False):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+            names.add(f"{module_name}.{name}")
+    return names
+
+
+def _dequantizing(config: Any, device: torch.device) -> tuple[Any, Any]:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return None, config
+    settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
+    if settings.get("quant_method") not in ("fp8", "mxfp4"):
+        raise CheckpointError(
+            f"quantization {settings.get('quant_method')!r} is not covered by this version. "
+            "Covered: none (bf16, fp16, fp32), fp8 (block-wise), mxfp4"
+        )
+    config.quantization_config = {**settings, "dequantize": True}
+    quantizer, config, _ = get_hf_quantizer(config, None, {"": device}, True, {})
+    return quantizer, config

@@ -1,0 +1,48 @@
+"""The contract of an orchestrator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+import torch
+
+
+class Phase(Enum):
+    """Prefill is compute-bound and touches most experts; decode is bound by bytes and touches top-k."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Orchestrator(ABC):
+    """Computes the routed experts of every MoE layer of a forward pass.
+
+    One pass at a time: the caller holds the engine's step lock around `pass_`. Inside it, transformers'
+    forward calls `run_layer` once for each MoE layer, in order.
+    """
+
+    @contextmanager
+    @abstractmethod
+    def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
+        """Around one forward pass.
+
+        `checkpoint` is called before each layer and may raise to give the pass up. The cache is whole again
+        when the context is left, however it is left.
+        """
+
+    @abstractmethod
+    def run_layer(
+        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Sum over the selected experts of weight times expert output.
+
+        `layer` counts MoE layers; `hidden`: `[T, H]`; `top_k_index`, `top_k_weights`: `[T, K]`. Returns
+        `[T, H]`.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Assert the invariants that hold between passes."""

@@ -1,0 +1,116 @@
+"""What an engine has done so far, and what its experts cost."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from hetero_gpu import CacheStats, SlabCache
+from hetero_runtime.orchestrator import Phase
+from hetero_scheduler import SlotCounts
+
+
+@dataclass(frozen=True)
+class PhaseStats:
+    """Prefill or decode. Times are host seconds inside passes; stalls are waits of computation for copies."""
+
+    passes: int
+    tokens: int
+    seconds: float
+    stall_s: float
+    cache: CacheStats
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second of this phase."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot. `slots` counts slots by state; `cpu_share` is the part of expert executions done by the CPU
+    in place of the device (always 0 while misses are handled by loading)."""
+
+    requests: int
+    active_rows: int
+    prefill: PhaseStats
+    decode: PhaseStats
+    slots: SlotCounts
+    bank_bytes: int
+    slab_bytes: int
+    peak_rss_bytes: int
+    peak_device_bytes: int
+    cpu_share: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers and names, for `--json`."""
+        result = asdict(self)
+        result["slots"] = self.slots._asdict()
+        for phase in ("prefill", "decode"):
+            stats: PhaseStats = getattr(self, phase)
+            result[phase] |= {"tok_s": stats.tok_s, "hit_rate": stats.cache.hit_rate}
+        return result
+
+
+class StatsRecorder:
+    """Adds up passes by phase. Thread-safe."""
+
+    def __init__(self, cache: SlabCache) -> None:
+        self._cache = cache
+        self._guard = threading.Lock()
+        self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats()) for phase in Phase}
+        self._requests = 0
+        self._active_rows = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around one request that holds a row."""
+        with self._guard:
+            self._requests += 1
+            self._active_rows += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._active_rows -= 1
+
+    @contextmanager
+    def pass_(self, phase: Phase, *, num_tokens: int) -> Iterator[None]:
+        """Around one forward pass (the caller has the turn); a pass that is given up counts no tokens."""
+        before, stalled, began = self._cache.stats(), self._cache.stall_s(), time.perf_counter()
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        finally:
+            old = self._phases[phase]
+            with self._guard:
+                self._phases[phase] = PhaseStats(
+                    passes=old.passes + is_whole,
+                    tokens=old.tokens + num_tokens * is_whole,
+                    seconds=old.seconds + time.perf_counter() - began,
+                    stall_s=old.stall_s + self._cache.stall_s() - stalled,
+                    cache=old.cache + (self._cache.stats() - before),
+                )
+
+    def snapshot(self, *, bank_bytes: int, slab_bytes: int, device: torch.device) -> EngineStats:
+        """Everything so far."""
+        with self._guard:
+            return EngineStats(
+                requests=self._requests,
+                active_rows=self._active_rows,
+                prefill=self._phases[Phase.PREFILL],
+                decode=self._phases[Phase.DECODE],
+                slots=self._cache.counts(),
+                bank_bytes=bank_bytes,
+                slab_bytes=slab_bytes,
+                peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+            )

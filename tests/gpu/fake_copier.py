@@ -1,0 +1,59 @@
+"""A copier whose copies arrive when the test says so."""
+
+from __future__ import annotations
+
+import torch
+
+from hetero_gpu import Copier, Fence, Transfer
+
+
+class FakeTransfer(Transfer):
+    def __init__(self, owner: FakeCopier, source: torch.Tensor, slab: torch.Tensor) -> None:
+        self._owner, self._source, self._slab = owner, source, slab
+        self.has_arrived = False
+
+    def arrive(self) -> None:
+        if not self.has_arrived:
+            self._slab.copy_(self._source)
+            self.has_arrived = True
+
+    def is_done(self) -> bool:
+        return self.has_arrived
+
+    def wait(self) -> None:
+        self._owner.arrive_through(self)
+
+
+class FakeCopier(Copier):
+    """Copies arrive in order: by `arrive_next`, or because something waits for them."""
+
+    def __init__(self) -> None:
+        self.pending: list[FakeTransfer] = []
+        self.num_submitted = 0
+        self.fail_next: Exception | None = None
+
+    def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        slab.fill_(0xEE)  # what is there is lost from now on
+        self.num_submitted += 1
+        self.pending.append(FakeTransfer(self, source, slab))
+        return self.pending[-1]
+
+    def arrive_next(self) -> None:
+        self.pending.pop(0).arrive()
+
+    def arrive_through(self, transfer: FakeTransfer) -> None:
+        while not transfer.has_arrived:
+            self.arrive_next()
+
+    def fence(self) -> Fence | None:
+        return None
+
+    def stall_s(self) -> float:
+        return 0.0
+
+    def synchronize(self) -> None:
+        while self.pending:
+            self.arrive_next()
