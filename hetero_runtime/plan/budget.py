@@ -79,7 +79,10 @@ def make_budgets(
 
 
 def _allowed(setting: int | Literal["auto"], available: int, total: int) -> int:
-    if setting != "auto":
-        return min(setting, available)
+    return auto_bytes(available, total) if setting == "auto" else min(setting, available)
+
+
+def auto_bytes(available: int, total: int) -> int:
+    """What `auto` allows where `available` of `total` bytes are free."""
     reserve = min(max(int(_RESERVE_SHARE * total), _RESERVE_LEAST), _RESERVE_MOST)
     return max(0, available - reserve)

@@ -117,8 +117,9 @@ def _compressed(config: TextConfig, kind: str, window: int | None) -> LayerKv:
     rate = int(rates.get(kind, _COMPRESSION[kind]))
     size = head_size(config)
     index = config.integer("index_head_dim") if kind == "compressed_sparse_attention" else 0
-    # Keys and gates of a window that is not full yet wait beside it, twice for overlapping windows.
-    waiting = 4 * rate * (size + index)
+    # Keys and gates of an entry that is not full yet wait beside it. Entries of the sparse kind overlap:
+    # they are twice as wide, and the one before is kept too.
+    waiting = (6 if index else 2) * rate * (size + index)
     return LayerKv(size, window, compressed_elements=(size + index) / rate, state_elements=waiting)
 
 

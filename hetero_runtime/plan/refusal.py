@@ -8,11 +8,13 @@ from typing import Literal
 
 from hetero_runtime.config.sizes import format_size
 from hetero_runtime.config.tree import ResolvedConfig
-from hetero_runtime.plan.budget import Budgets, Shortage
+from hetero_runtime.plan.budget import Budgets, Shortage, auto_bytes
 from hetero_runtime.plan.demand import Demand, Row, Tier, fixed_rows
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import fit_slabs, least_slabs, slab_row
+
+_MIB = 1 << 20
 
 Setting = Literal["max_length", "max_rows", "pinned_prefix"]
 
@@ -122,13 +124,17 @@ def _fits(geometry: Geometry, config: ResolvedConfig, budgets: Budgets, demand: 
 
 
 def _larger_budgets(worst: Sequence[Shortage], hardware: Hardware, config: ResolvedConfig) -> Iterator[str]:
-    """Raising `memory.gpu` or `memory.host`, where the machine has what is lacking."""
+    """Raising `memory.gpu` or `memory.host`, where that stays within what `auto` would allow."""
     settings = []
     for shortage in worst:
-        on_gpu = shortage.tier == "device" and hardware.gpu is not None and config.device == "cuda"
-        available = hardware.gpu.free_bytes if on_gpu and hardware.gpu else hardware.ram_available_bytes
-        if shortage.needed > available:
+        gpu = hardware.gpu if shortage.tier == "device" and config.device == "cuda" else None
+        free, total = (
+            (gpu.free_bytes, gpu.total_bytes)
+            if gpu is not None
+            else (hardware.ram_available_bytes, hardware.ram_total_bytes)
+        )
+        if shortage.needed > auto_bytes(free, total):
             return
         key = "memory.gpu" if shortage.tier == "device" else "memory.host"
-        settings.append(f"{key}={shortage.needed} ({format_size(available)} are free now)")
+        settings.append(f"{key}={-(-shortage.needed // _MIB)}MiB ({format_size(free)} are free now)")
     yield " and ".join(settings)

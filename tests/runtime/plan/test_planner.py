@@ -1,0 +1,208 @@
+"""Slabs that fit are the most that fit; what does not fit is refused with a change that does."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hetero_runtime.config import ResolvedConfig, load_config, resolve
+from hetero_runtime.errors import BudgetError
+from hetero_runtime.plan import (
+    Geometry,
+    Gpu,
+    Hardware,
+    MemoryPlan,
+    make_plan,
+    read_geometry,
+    render_plan,
+    to_json,
+)
+from hetero_runtime.plan.budget import Budgets
+from hetero_runtime.plan.demand import Demand, fixed_rows
+from hetero_runtime.plan.slabs import fit_slabs, least_slabs, most_slabs, slab_row
+from tests.sparse_checkpoint import QWEN3_30B, write_qwen3
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Geometry:
+    return read_geometry(write_qwen3(tmp_path_factory.mktemp("small")))
+
+
+@pytest.fixture(scope="module")
+def qwen3_30b(tmp_path_factory: pytest.TempPathFactory) -> Geometry:
+    return read_geometry(write_qwen3(tmp_path_factory.mktemp("qwen3_30b"), QWEN3_30B, shards=16))
+
+
+def _box(ram: int = 64 * GIB, gpu: int | None = 22 * GIB) -> Hardware:
+    return Hardware(ram, ram, 8, 8, gpu=None if gpu is None else Gpu("a GPU", 24 * GIB, gpu))
+
+
+def _plan(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None = None) -> MemoryPlan:
+    return make_plan(geometry, _resolved(geometry, hardware, tree), hardware)
+
+
+def _resolved(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None) -> ResolvedConfig:
+    return resolve(load_config(tree), hardware, geometry)
+
+
+def _refusal(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None = None) -> str:
+    with pytest.raises(BudgetError) as caught:
+        _plan(geometry, hardware, tree)
+    return str(caught.value)
+
+
+def test_a_24_gb_workstation(qwen3_30b: Geometry) -> None:
+    plan = _plan(qwen3_30b, _box())
+    rows = {row.name: row for row in plan.rows}
+    assert set(rows) == {"backbone", "KV cache", "workspace", "slabs", "host bank", "staging"}
+    assert rows["host bank"].peak == plan.bank_bytes == 57_982_058_496
+    assert rows["KV cache"].decode == 4 * 4096 * 98304
+    assert rows["KV cache"].load == 0
+    assert rows["workspace"].prefill > rows["workspace"].decode
+    assert 0.2 < plan.residency < 0.35
+    assert plan.used_bytes("device", "prefill") <= plan.budgets.device
+
+
+def test_on_cpu_slabs_and_backbone_lie_in_host_memory(small: Geometry) -> None:
+    plan = _plan(small, _box(gpu=None), {"memory": {"residency": 0.5}})
+    on_host = sum(row.decode for row in plan.rows)
+    assert plan.used_bytes("host", "decode") == on_host
+    assert plan.used_bytes("device", "decode") == on_host - plan.bank_bytes
+
+
+def test_memory_gpu_caps_the_device_part_on_cpu(small: Geometry) -> None:
+    plan = _plan(small, _box(gpu=None), {"memory": {"gpu": "24MiB"}, "execution": {"max_rows": 1}})
+    assert 0 < plan.config.memory.slabs < 32
+    assert plan.used_bytes("device", "prefill") <= 24 * MIB
+
+
+@pytest.mark.parametrize("pool", ["global", "per_layer"])
+@settings(max_examples=60, deadline=None)
+@given(
+    device_bytes=st.integers(0, 80 * MIB),
+    host_bytes=st.integers(0, 80 * MIB),
+    is_shared=st.booleans(),
+    pinned=st.integers(0, 4),
+    rows=st.integers(1, 8),
+    length=st.integers(1, 2048),
+)
+def test_fitting_slabs_fit_and_one_step_more_does_not(
+    small: Geometry,
+    pool: Any,
+    device_bytes: int,
+    host_bytes: int,
+    is_shared: bool,
+    pinned: int,
+    rows: int,
+    length: int,
+) -> None:
+    budgets = Budgets(device_bytes, host_bytes, is_shared)
+    device: Any = "cpu" if is_shared else "cuda"
+    demand = Demand(device, "bfloat16", max_rows=rows, max_length=length, pinned_prefix=pinned)
+    fixed = fixed_rows(small, demand)
+
+    def fits(slabs: int) -> bool:
+        shortages = budgets.shortages([*fixed, slab_row(small, slabs)])
+        return all(shortage.tier == "host" and not is_shared for shortage in shortages)
+
+    slabs = fit_slabs(small, demand, budgets, pool)
+    step = 4 - pinned if pool == "per_layer" else 1
+    assert 0 <= slabs <= most_slabs(small, pinned)
+    assert slabs == 0 or fits(slabs)
+    assert slabs == most_slabs(small, pinned) or not fits(slabs + step)
+
+
+def test_too_many_slabs_are_refused_with_the_number_that_fits(qwen3_30b: Geometry) -> None:
+    message = _refusal(qwen3_30b, _box(), {"memory": {"slabs": "all"}})
+    fitting = re.search(r"memory\.slabs=(\d+)", message)
+    assert fitting is not None, message
+    assert "slabs 54.0 GiB" in message
+    count = int(fitting[1])
+    assert _plan(qwen3_30b, _box(), {"memory": {"slabs": count}}).config.memory.slabs == count
+    assert "does not fit" in _refusal(qwen3_30b, _box(), {"memory": {"slabs": count + 1}})
+
+
+def test_a_cache_that_is_too_long_is_refused_with_lengths_and_rows_that_fit(qwen3_30b: Geometry) -> None:
+    tree = {"execution": {"max_length": 32768, "max_rows": 8}}
+    message = _refusal(qwen3_30b, _box(), tree)
+    for field, smallest_wrong in (("max_length", 1), ("max_rows", 1)):
+        found = re.search(rf"execution\.{field}=(\d+)", message)
+        assert found is not None, message
+        value = int(found[1])
+        _plan(qwen3_30b, _box(), {"execution": {**tree["execution"], field: value}})
+        over = {**tree["execution"], field: value + smallest_wrong}
+        assert "does not fit" in _refusal(qwen3_30b, _box(), {"execution": over})
+
+
+def test_a_pinned_prefix_that_is_too_deep_is_refused_with_one_that_fits(qwen3_30b: Geometry) -> None:
+    message = _refusal(qwen3_30b, _box(), {"memory": {"pinned_prefix": "all"}})
+    found = re.search(r"memory\.pinned_prefix=(\d+)", message)
+    assert found is not None, message
+    _plan(qwen3_30b, _box(), {"memory": {"pinned_prefix": int(found[1])}})
+
+
+def test_a_host_that_is_too_small_is_told_what_it_lacks(qwen3_30b: Geometry) -> None:
+    message = _refusal(qwen3_30b, _box(ram=50 * GIB))
+    assert re.search(r"host, load: needs 54\.\d GiB of 48\.0 GiB allowed, 6\.\d GiB too much", message)
+    assert "host bank 54.0 GiB" in message
+    assert re.search(r"it takes 6\.\d GiB more host RAM", message)
+
+
+def test_a_budget_below_what_is_free_is_told_so(qwen3_30b: Geometry) -> None:
+    message = _refusal(qwen3_30b, _box(), {"memory": {"host": "40GiB"}})
+    found = re.search(r"memory\.host=(\d+MiB)", message)
+    assert found is not None, message
+    assert "64.0 GiB are free now" in message
+    _plan(qwen3_30b, _box(), {"memory": {"host": found[1]}})
+
+
+def test_a_machine_without_room_for_anything(small: Geometry) -> None:
+    message = _refusal(small, _box(ram=300 * MIB, gpu=None), {"memory": {"host": "1MiB", "gpu": "1MiB"}})
+    assert message.count("too much") == 1, "one memory, one complaint"
+
+
+@pytest.mark.parametrize("pool", ["global", "per_layer"])
+def test_auto_never_goes_below_the_legal_minimum(small: Geometry, pool: str) -> None:
+    hardware = _box(gpu=300 * MIB)
+    resolved = _resolved(small, hardware, {"memory": {"pool": pool, "gpu": 0}})
+    assert resolved.memory.slabs == least_slabs(small, resolved.memory.pool, 0)
+    with pytest.raises(BudgetError):
+        make_plan(small, resolved, hardware)
+
+
+def test_attention_with_sinks_needs_room_for_its_scores(qwen3_30b: Geometry) -> None:
+    sinks = replace(qwen3_30b, attention=replace(qwen3_30b.attention, is_eager=True))
+    scores = 32 * 4096 * 4096 * (2 + 4)
+    plain, eager = (
+        next(row for row in _plan(geometry, _box()).rows if row.name == "workspace")
+        for geometry in (qwen3_30b, sinks)
+    )
+    assert eager.prefill - plain.prefill == scores
+
+
+def test_report_shows_every_row(qwen3_30b: Geometry) -> None:
+    plan = _plan(qwen3_30b, _box())
+    written = io.StringIO()
+    Console(width=120, file=written).print(render_plan(plan))
+    text = written.getvalue()
+    for part in (*(row.name for row in plan.rows), "48 MoE layers × 128 experts, top-8", "allowed", "a GPU"):
+        assert part in text
+
+
+def test_json_adds_up(small: Geometry, tmp_path: Path) -> None:
+    plan = _plan(small, _box())
+    facts = to_json(plan)
+    device = sum(row["decode_bytes"] for row in facts["rows"] if row["tier"] == "device")
+    assert facts["used_bytes"]["device"]["decode"] == device
+    assert facts["slabs"] == 32
+    assert facts["residency"] == 1.0
