@@ -72,10 +72,8 @@ def _itemsize(plan: MemoryPlan) -> int:
 
 def _tier_title(plan: MemoryPlan, tier: Tier) -> str:
     if tier == "device":
-        return (
-            "device (cpu: inside host memory)" if plan.budgets.is_shared else f"device ({plan.config.device})"
-        )
-    return "host, with the device's part" if plan.budgets.is_shared else "host"
+        return "device: cpu" if plan.budgets.is_shared else f"device ({plan.config.device})"
+    return "host + device" if plan.budgets.is_shared else "host"
 
 
 def _cells(row: Row) -> list[str]:

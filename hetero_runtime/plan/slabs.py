@@ -50,7 +50,7 @@ def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budge
 
 def slab_row(geometry: Geometry, slabs: int) -> Row:
     """The slabs' row of the plan."""
-    note = f"{slabs} of {geometry.num_routed_experts} experts, {format_size(geometry.record_bytes)} each"
+    note = f"{slabs} × {format_size(geometry.record_bytes)}"
     return Row.constant("slabs", "device", slabs * geometry.record_bytes, note)
 
 
