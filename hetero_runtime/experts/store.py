@@ -35,7 +35,7 @@ REGISTER_BYTES = 1 << 30
 class Progress(Protocol):
     """Called on the loading thread after every extent."""
 
-    def __call__(self, bytes_done: int, bytes_total: int) -> None:
+    def __call__(self, bytes_done: int, bytes_total: int, /) -> None:
         """`bytes_total` is the same in every call."""
 
 

@@ -167,6 +167,7 @@ def _parameter_source(
     if target not in groups:
         raise CheckpointError(f"{target}: the checkpoint has no tensor for it; download the missing files")
     group = groups[target]
+    _check_complete(target, group)
     sources = {
         pattern: _source(target, pattern, entries, num_experts)
         for pattern, entries in group.entries.items()
@@ -192,6 +193,18 @@ def _parameter_source(
             config=model.config,
         ),
     )
+
+
+def _check_complete(target: str, group: _Group) -> None:
+    """Every kind of tensor that the converter takes is there. Scales are optional: see `_pair_scales`."""
+    optional = (_IGNORED_SUFFIX, "_scale_inv")
+    patterns = group.converter.source_patterns if group.converter is not None else []
+    missing = [p for p in patterns if p not in group.entries and not p.rstrip("$").endswith(optional)]
+    if missing:
+        found = ", ".join(entries[0].key for entries in group.entries.values())
+        raise CheckpointError(
+            f"{target}: the checkpoint has {found}, but no {', '.join(missing)}; download the missing files"
+        )
 
 
 def _source(target: str, pattern: str, entries: list[TensorEntry], num_experts: int) -> Source:
