@@ -1,0 +1,72 @@
+"""Forwards of the same arithmetic as transformers', arranged for training speed.
+
+Sorting tokens by expert is a permutation, so its gradient is a gather too. Autograd does not know:
+it differentiates `x[index]` as a scatter that sorts the index again. `_Gather` is told the inverse.
+
+    x [tokens]  --repeat k, permute-->  rows by expert  --two grouped products-->  rows
+    out[token] = sum over k of rows[inverse[token, k]]
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeRMSNorm
+
+
+def install_fast_forward(model: Qwen3MoeForCausalLM) -> None:
+    """Replace the forward of every expert bank and norm of `model`, in place; weights stay as they are."""
+    for module in model.modules():
+        if isinstance(module, Qwen3MoeExperts):
+            module.forward = MethodType(_experts_forward, module)
+        elif isinstance(module, Qwen3MoeRMSNorm):
+            module.forward = MethodType(_norm_forward, module)
+
+
+class _Gather(torch.autograd.Function):
+    """`source[order // copies]`, with the gradient gathered back through `inverse`."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return source[order // copies]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        (gradient,) = gradients
+        return gradient[inverse].unflatten(0, (-1, ctx.copies)).sum(1), None, None, None
+
+
+def _experts_forward(bank: Qwen3MoeExperts, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of the chosen experts. `hidden` `[tokens, hidden]`; `chosen`, `weights` `[tokens, top_k]`."""
+    tokens, top_k = chosen.shape
+    by_expert, order = chosen.flatten().to(torch.int16).sort(stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    boundaries = torch.arange(1, bank.num_experts + 1, device=order.device, dtype=torch.int16)
+    offsets = torch.searchsorted(by_expert, boundaries, out_int32=True)
+    rows = _Gather.apply(hidden.to(torch.bfloat16), order, inverse, top_k)
+    row_weights = _Gather.apply(weights.flatten().to(torch.bfloat16), order, inverse, 1)
+    gate, up = _grouped(rows, bank.gate_up_proj, offsets).chunk(2, dim=-1)
+    inner = F.silu(gate) * up * row_weights[:, None]
+    out = _Gather.apply(_grouped(inner, bank.down_proj, offsets), inverse, order, 1)
+    return out.unflatten(0, (tokens, top_k)).sum(1).to(hidden.dtype)
+
+
+def _grouped(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Rows of each expert times its matrix, transposed; rows are sorted by expert up to `offsets`."""
+    product: Tensor = F.grouped_mm(rows, weight.to(torch.bfloat16).transpose(-2, -1), offs=offsets)
+    return product
+
+
+def _norm_forward(norm: nn.Module, hidden: Tensor) -> Tensor:
+    """Root-mean-square norm in one kernel instead of six."""
+    weight = norm.weight.to(hidden.dtype)
+    return F.rms_norm(hidden, weight.shape, weight, norm.variance_epsilon)
