@@ -63,12 +63,12 @@ def split_checkpoint(model: PreTrainedModel, checkpoint: Checkpoint, hf_quantize
     modules = expert_modules(model)
     if not modules:
         raise CheckpointError(f"{checkpoint.path}: {type(model).__name__} has no routed experts that we know")
-    owners = {
-        f"{name}.{parameter}": name
+    parameters = {
+        f"{name}.{parameter}"
         for name, module in modules.items()
         for parameter, _ in module.named_parameters(recurse=False)
     }
-    groups, backbone = _group_entries(model, checkpoint, hf_quantizer, set(owners))
+    groups, backbone = _group_entries(model, checkpoint, hf_quantizer, parameters)
     block = getattr(getattr(hf_quantizer, "quantization_config", None), "weight_block_size", None)
     experts = []
     for name, module in modules.items():
