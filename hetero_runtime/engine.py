@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import Config, ResolvedConfig, load_config
@@ -45,6 +45,24 @@ from hetero_runtime.prompt import Prompt, PromptReader
 from hetero_runtime.row import Row, Shared
 from hetero_runtime.stats import EngineStats, StatsRecorder
 from hetero_runtime.turns import Turns
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keywords of a request: the fields of SamplingParams, and how it may end early."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    cancel: CancelToken | None
+    """Ends the request from any thread, between two layers at the latest."""
+    timeout_s: float | None
+    """Seconds from now after which no further step begins."""
 
 
 class Engine:
@@ -94,72 +112,65 @@ class Engine:
 
     # ---- generation
 
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cancel: CancelToken | None = None,
-        timeout_s: float | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """The whole answer at once.
+    def open(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Row:
+        """Check a request and give the row that will serve it: `deltas()`, `completion()`, `cancel()`.
 
-        `params`, or its fields as keywords (`max_tokens=64`). A request that is cancelled or past `timeout_s`
-        gives what there is, with finish reason `cancelled` or `deadline`. Raises RequestError.
+        Sampling comes from `params`, or from its fields as keywords (`max_tokens=64`). Raises RequestError.
         """
-        row = self._row(prompt, _request(params, cancel, timeout_s, sampling))
+        if self._shared.closing.is_cancelled:
+            raise RequestError("the engine is closed; load a new one")
+        request = _request(params, options)
+        read = self._prompts.read(prompt, request.params)
+        text = TextStream(
+            self._parts.tokenizer,
+            request.params,
+            eos_token_ids=self._parts.eos_token_ids,
+            prompt_ids=read.text_ids,
+        )
+        return Row(self._shared, replace(request, prompt_ids=read.ids), text=text, images=read.images)
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """The whole answer at once; arguments as for `open`.
+
+        A request that is cancelled or past `timeout_s` gives what there is, with that finish reason.
+        """
+        row = self.open(prompt, params, **options)
         for _ in row.deltas():
             pass
         return row.completion()
 
     def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cancel: CancelToken | None = None,
-        timeout_s: float | None = None,
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Generator[Delta, None, None]:
-        """The answer token by token; arguments as for `generate`.
+        """The answer token by token; arguments as for `open`.
 
         A place is held from the first delta until the generator ends or is closed: one thread that
         interleaves more streams than `execution.max_rows` waits for itself.
         """
-        return self._row(prompt, _request(params, cancel, timeout_s, sampling)).deltas()
+        return self.open(prompt, params, **options).deltas()
 
     async def agenerate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cancel: CancelToken | None = None,
-        timeout_s: float | None = None,
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
         """`generate` for asyncio: the loop stays free, and cancelling the task cancels the request."""
-        request = _request(params, cancel, timeout_s, sampling)
-        row = self._row(prompt, request)
-        deltas = iterate_in_thread(row.deltas, self._workers, cancel=request.cancel)
-        async with aclosing(deltas):
+        row = self.open(prompt, params, **options)
+        async with aclosing(self._in_thread(row)) as deltas:
             async for _ in deltas:
                 pass
         return row.completion()
 
     def astream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cancel: CancelToken | None = None,
-        timeout_s: float | None = None,
-        **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Delta, None]:
         """`stream` for asyncio; leaving the loop early (`contextlib.aclosing`) ends the request."""
-        request = _request(params, cancel, timeout_s, sampling)
-        row = self._row(prompt, request)
-        return iterate_in_thread(row.deltas, self._workers, cancel=request.cancel)
+        return self._in_thread(self.open(prompt, params, **options))
+
+    def _in_thread(self, row: Row) -> AsyncGenerator[Delta, None]:
+        return iterate_in_thread(row.deltas, self._workers, cancel=row.request.cancel)
 
     # ---- state
 
@@ -191,18 +202,6 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _row(self, prompt: Prompt, request: Request) -> Row:
-        if self._shared.closing.is_cancelled:
-            raise RequestError("the engine is closed; load a new one")
-        read = self._prompts.read(prompt, request.params)
-        text = TextStream(
-            self._parts.tokenizer,
-            request.params,
-            eos_token_ids=self._parts.eos_token_ids,
-            prompt_ids=read.text_ids,
-        )
-        return Row(self._shared, replace(request, prompt_ids=read.ids), text=text, images=read.images)
-
 
 def config_from(source: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
     """The configuration that `Engine.load` means: a model folder stands for a file that only names it."""
@@ -220,16 +219,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _request(
-    params: SamplingParams | None,
-    cancel: CancelToken | None,
-    timeout_s: float | None,
-    sampling: Mapping[str, Any],
-) -> Request:
+def _request(params: SamplingParams | None, options: RequestOptions) -> Request:
     """A request without its prompt yet."""
-    try:
-        params = replace(params or SamplingParams(), **sampling)
-    except TypeError as error:
-        raise RequestError(f"{error}; sampling fields are those of SamplingParams") from error
+    sampling: dict[str, Any] = dict(options)
+    cancel = sampling.pop("cancel", None) or CancelToken()
+    timeout_s = sampling.pop("timeout_s", None)
+    unknown = sorted(set(sampling) - set(SamplingParams.__dataclass_fields__))
+    if unknown:
+        raise RequestError(
+            f"unknown option {', '.join(unknown)}; known: cancel, timeout_s, "
+            f"{', '.join(SamplingParams.__dataclass_fields__)}"
+        )
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    return Request((), params, cancel or CancelToken(), deadline_s)
+    return Request((), replace(params or SamplingParams(), **sampling), cancel, deadline_s)

@@ -59,7 +59,8 @@ class Row:
     def __init__(
         self, shared: Shared, request: Request, *, text: TextStream, images: dict[str, torch.Tensor] | None
     ) -> None:
-        self._shared, self._request, self._text, self._images = shared, request, text, images
+        self._shared, self._text, self._images = shared, text, images
+        self.request = request
         self._started_s = time.monotonic()
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
@@ -73,6 +74,10 @@ class Row:
             self._finished_s = time.monotonic()
             yield self._text.finish(interruption.reason)
 
+    def cancel(self) -> None:
+        """Ask for the end, from any thread; `deltas` then ends with finish reason `cancelled`."""
+        self.request.cancel.cancel()
+
     def completion(self) -> Completion:
         """The whole answer, once `deltas` has ended."""
         assert self._text.finish_reason is not None, "the answer is not finished"
@@ -81,7 +86,7 @@ class Row:
             text=self._text.text,
             token_ids=tuple(self._text.token_ids),
             finish_reason=self._text.finish_reason,
-            prompt_tokens=len(self._request.prompt_ids),
+            prompt_tokens=len(self.request.prompt_ids),
             timings=Timings.between(
                 self._started_s,
                 self._first_token_s or finished_s,
@@ -91,10 +96,10 @@ class Row:
         )
 
     def _generate(self) -> Iterator[Delta]:
-        prompt = self._request.prompt_ids
+        prompt = self.request.prompt_ids
         state = SequenceState(self._shared.model)
         logits = self._extend(state, Phase.PREFILL, prompt, self._images)
-        sampler = make_sampler(self._request.params, logits.shape[-1], self._shared.device)
+        sampler = make_sampler(self.request.params, logits.shape[-1], self._shared.device)
         history = list(prompt)
         while True:
             token = sampler.sample(logits, history)
@@ -138,6 +143,6 @@ class Row:
     def _go_on_or_raise(self) -> None:
         if self._shared.closing.is_cancelled:
             raise InterruptedPassError("cancelled")
-        reason = self._request.interruption()
+        reason = self.request.interruption()
         if reason is not None:
             raise InterruptedPassError(reason)

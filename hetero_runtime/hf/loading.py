@@ -55,7 +55,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     architecture = architecture_of(checkpoint.config)
     config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
     compute_dtype = DTYPES[dtype]
-    quantizer, config = _dequantizing(config, device)
+    quantizer, config = _quantizer(config, device)
     if architecture.is_text_part:
         config = config.get_text_config(decoder=True)
     config._experts_implementation = IMPLEMENTATION
@@ -124,10 +124,14 @@ def _mark_experts_as_loaded(skeleton: Skeleton) -> set[str]:
     return names
 
 
-def _dequantizing(config: Any, device: torch.device) -> tuple[Any, Any]:
+def ask_to_dequantize(config: Any) -> bool:
+    """Have transformers dequantize what it loads itself. False, with nothing changed, for a plain checkpoint.
+
+    Raises CheckpointError for a quantisation that is not covered.
+    """
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
-        return None, config
+        return False
     settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
     if settings.get("quant_method") not in ("fp8", "mxfp4"):
         raise CheckpointError(
@@ -135,5 +139,11 @@ def _dequantizing(config: Any, device: torch.device) -> tuple[Any, Any]:
             "Covered: none (bf16, fp16, fp32), fp8 (block-wise), mxfp4"
         )
     config.quantization_config = {**settings, "dequantize": True}
+    return True
+
+
+def _quantizer(config: Any, device: torch.device) -> tuple[Any, Any]:
+    if not ask_to_dequantize(config):
+        return None, config
     quantizer, config, _ = get_hf_quantizer(config, None, {"": device}, True, {})
     return quantizer, config

@@ -1,0 +1,89 @@
+"""`hetero-runtime chat`: a conversation in the terminal, or over a pipe, one line a turn."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero_runtime.cli import sampling
+from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hetero_runtime.engine import Engine
+    from hetero_runtime.generation import Message, SamplingParams
+
+
+@exit_on_error
+def chat_command(
+    model: ModelArgument = None,
+    system: Annotated[str | None, typer.Option(help="System message, where the template has one.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    max_tokens: sampling.MaxTokens = 256,
+    temperature: sampling.Temperature = 0.7,
+    top_p: sampling.TopP = 0.95,
+    top_k: sampling.TopK = 0,
+    min_p: sampling.MinP = 0.0,
+    repetition_penalty: sampling.Penalty = 1.0,
+    seed: sampling.Seed = None,
+    stop: sampling.Stop = None,
+) -> None:
+    """Talk to MODEL, or to the bundled one. An empty line or the end of input leaves; /new starts again."""
+    from hetero_runtime.cli.loading import load_engine
+    from hetero_runtime.cli.options import config_of, with_demo_residency
+    from hetero_runtime.planned import plan_for
+
+    params = sampling.sampling_params(
+        stop,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    with load_engine(plan_for(with_demo_residency(config_of(model, config, overrides)))) as engine:
+        messages = list(opening)
+        for line in _lines():
+            if line == "/new":
+                messages = list(opening)
+                continue
+            messages.append({"role": "user", "content": line})
+            messages.append({"role": "assistant", "content": _answer(engine, messages, params)})
+        if as_json:
+            typer.echo(json.dumps({"messages": messages, "stats": engine.stats().to_json()}))
+
+
+def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> str:
+    """Stream the answer; Ctrl-C ends it and keeps what there is."""
+    row = engine.open(messages, params)
+    deltas = row.deltas()
+    try:
+        for delta in deltas:
+            typer.echo(delta.text, nl=False)
+    except KeyboardInterrupt:
+        row.cancel()
+        for delta in deltas:
+            typer.echo(delta.text, nl=False)
+    typer.echo("")
+    return row.completion().text
+
+
+def _lines() -> Iterator[str]:
+    is_terminal = sys.stdin.isatty()
+    while True:
+        if is_terminal:
+            typer.secho("> ", nl=False, bold=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line

@@ -1,0 +1,45 @@
+"""Options that several commands share, and the configuration that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero_runtime.config import Config
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="Folder of a Hugging Face checkpoint. None: model.path, or the bundled model."),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="YAML file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override, such as memory.slabs=64. Repeatable."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="End with one line of JSON: the statistics. Text goes before it.")
+]
+
+
+def config_of(model: str | None, file: Path | None, overrides: list[str] | None) -> Config:
+    """The configuration that the shared options mean; a model on the command line wins over the file's."""
+    from dataclasses import replace
+
+    from hetero_runtime.config import load_config
+
+    config = load_config(file, overrides=overrides or ())
+    return config if model is None else replace(config, model=replace(config.model, path=model))
+
+
+def with_demo_residency(config: Config) -> Config:
+    """The bundled model fits anywhere; unless told otherwise it runs with a quarter of its experts resident,
+    so that what the runtime does can be seen."""
+    from dataclasses import replace
+
+    memory = config.memory
+    if config.model.path is not None or memory.slabs != "auto" or memory.residency is not None:
+        return config
+    return replace(config, memory=replace(memory, residency=0.25))

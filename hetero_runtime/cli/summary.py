@@ -1,0 +1,39 @@
+"""The table after a run: what it gave and what the experts cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from hetero_runtime.generation import Timings
+    from hetero_runtime.stats import EngineStats, PhaseStats
+
+
+def summary_table(stats: EngineStats, timings: Timings) -> Table:
+    """Prefill beside decode."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "prefill", "decode"):
+        table.add_column(name, justify="right" if name else "left")
+    phases = (stats.prefill, stats.decode)
+    table.add_row("tokens", *(f"{phase.tokens:,}" for phase in phases))
+    table.add_row("tokens a second", *(f"{phase.tok_s:,.1f}" for phase in phases))
+    table.add_row("time to first token", f"{timings.ttft_s * 1e3:,.0f} ms", "")
+    table.add_row("experts required", *(f"{phase.cache.required:,}" for phase in phases))
+    table.add_row("hit rate", *(_hit_rate(phase) for phase in phases))
+    table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
+    table.add_row("time stalled", *(_stall(phase) for phase in phases))
+    table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
+    table.add_row("computed by the CPU in place", "", f"{stats.cpu_share:.0%}")
+    table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} of {stats.bank_bytes / 1e6:,.1f} MB")
+    return table
+
+
+def _hit_rate(phase: PhaseStats) -> str:
+    return f"{phase.cache.hit_rate:.1%}" if phase.cache.required else "-"
+
+
+def _stall(phase: PhaseStats) -> str:
+    share = phase.stall_s / phase.seconds if phase.seconds else 0.0
+    return f"{phase.stall_s * 1e3:,.0f} ms ({share:.0%})"

@@ -1,0 +1,101 @@
+"""`hetero-runtime verify`: is offloaded output transformers' own?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero_runtime.cli import sampling
+from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hetero_runtime.config import Config
+    from hetero_runtime.verify import Verification
+
+
+COLUMNS = ("slabs", "residency", "tokens", "equal", "largest logit error", "hit rate", "first difference")
+
+
+@exit_on_error
+def verify_command(
+    model: ModelArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    max_tokens: sampling.MaxTokens = 64,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Instead of the built-in ones. Repeatable.")
+    ] = None,
+) -> None:
+    """Compare greedy tokens, logits and layers with plain transformers; exit code 1 when tokens differ.
+
+    At the smallest legal residency, 25 % and 100 %, unless memory.slabs or memory.residency says which.
+    """
+    from rich.console import Console
+
+    from hetero_runtime.cli.options import config_of
+    from hetero_runtime.hf.console import keep_quiet
+    from hetero_runtime.planned import plan_for
+    from hetero_runtime.verify import PROMPTS, verify
+
+    keep_quiet()
+    planned = [plan_for(one) for one in _residencies(config_of(model, config, overrides))]
+    results = verify(planned, prompts=prompts or PROMPTS, max_tokens=max_tokens)
+    Console(stderr=as_json).print(_table(results))
+    is_equal = all(result.tokens_equal for result in results)
+    if as_json:
+        typer.echo(json.dumps(_report(results, is_equal)))
+    if not is_equal:
+        raise typer.Exit(1)
+
+
+def _residencies(config: Config) -> list[Config]:
+    memory = config.memory
+    if memory.slabs != "auto" or memory.residency is not None:
+        return [config]
+    from hetero_runtime.config import model_dir
+    from hetero_runtime.plan import read_geometry
+    from hetero_runtime.plan.slabs import least_slabs
+
+    geometry = read_geometry(model_dir(config))
+    least = least_slabs(geometry, memory.pool, 0)
+    quarter = max(least, geometry.num_routed_experts // 4)
+    return [
+        replace(config, memory=replace(memory, slabs=slabs))
+        for slabs in dict.fromkeys((least, quarter, geometry.num_routed_experts))
+    ]
+
+
+def _table(results: list[Verification]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    for result in results:
+        first = result.first_difference
+        table.add_row(
+            f"{result.slabs:,}",
+            f"{result.residency:.1%}",
+            f"{result.num_tokens}",
+            "[green]yes[/]" if result.tokens_equal else "[red]no[/]",
+            "0 (every bit)" if result.is_bit_equal else f"{result.max_logit_error:.2g}",
+            f"{result.hit_rate:.1%}",
+            "-" if first is None else f"{first.layer} ({first.max_error:.2g})",
+        )
+    return table
+
+
+def _report(results: list[Verification], is_equal: bool) -> dict[str, object]:
+    return {
+        "tokens_equal": is_equal,
+        "max_logit_error": max(result.max_logit_error for result in results),
+        "hit_rate": min(result.hit_rate for result in results),
+        "runs": [result.to_json() for result in results],
+    }

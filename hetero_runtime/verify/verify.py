@@ -1,0 +1,161 @@
+"""Run the offloaded engine and the plain model on the same prompts and compare.
+
+    offloaded, at each residency   greedy text, logits, outputs of the decoder layers    then freed
+    plain transformers             the same                                              then freed
+
+One after the other, so the peak is the larger of the two and not their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from hetero_runtime.assembly import Parts, assemble
+from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.errors import BudgetError
+from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.hf.loading import DTYPES
+from hetero_runtime.hf.reference import load_reference
+from hetero_runtime.hf.tokens import load_tokenizer
+from hetero_runtime.orchestrator import Phase
+from hetero_runtime.planned import Planned
+from hetero_runtime.verify.comparison import GreedyRun, Trace, Verification, first_difference, logit_error
+
+PROMPTS = (
+    "Once upon a time",
+    "The quick brown fox jumps over the lazy dog. def add(a, b): return a + b. In 1865 the river froze; "
+    "what is 12 plus 30? The answer is 42. To be, or not to be, that is the question.",
+)
+"""A short one, and one with enough variety to touch more experts than a small cache holds."""
+
+PassContext = Callable[[Phase], AbstractContextManager[None]]
+
+
+class _Side(NamedTuple):
+    """What one model said to all prompts."""
+
+    runs: list[GreedyRun]
+    traces: list[Trace]
+
+
+def verify(
+    planned: Sequence[Planned], *, prompts: Sequence[str] = PROMPTS, max_tokens: int = 64
+) -> list[Verification]:
+    """Compare the model of `planned`, whose entries differ in memory alone, with plain transformers.
+
+    Greedy, `max_tokens` a prompt. Raises BudgetError when the plain model does not fit, before anything is
+    loaded, and what loading raises.
+    """
+    _check_reference_fits(planned[0])
+    config = planned[0].config
+    tokenizer = load_tokenizer(config.model.path)
+    ids = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    offloaded = [_listen_to_engine(plan.config, ids, max_tokens) for plan in planned]
+    theirs = _listen_to_reference(config, ids, max_tokens)
+    return [
+        _compare(plan, ours, theirs, hit_rate)
+        for plan, (ours, hit_rate) in zip(planned, offloaded, strict=True)
+    ]
+
+
+def _check_reference_fits(planned: Planned) -> None:
+    memory, config = planned.memory, planned.config
+    geometry = memory.geometry
+    itemsize = DTYPES[config.model.dtype].itemsize
+    expert_elements = 3 * geometry.hidden_size * geometry.moe_intermediate_size
+    needed = geometry.num_routed_experts * expert_elements * itemsize
+    needed += sum(g.num_bytes(itemsize) for g in (geometry.backbone, geometry.shared, geometry.vision))
+    allowed = memory.budgets.limit("host" if config.device == "cpu" else "device")
+    if needed > allowed:
+        raise BudgetError(
+            f"verify compares with the model all resident, which takes {needed / 1e9:.1f} GB on "
+            f"{config.device}; {allowed / 1e9:.1f} GB are allowed. Use device: cpu where host memory has the "
+            "room, or verify a smaller model of the same architecture"
+        )
+
+
+def _listen_to_engine(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> tuple[_Side, float]:
+    """What the offloaded model says, and its hit rate."""
+    parts = assemble(config)
+    try:
+        side = _listen(parts.model, ids, max_tokens, parts.device, _offloaded_pass(parts))
+        parts.orchestrator.check()
+        return side, parts.cache.stats().hit_rate
+    finally:
+        parts.close()
+
+
+def _listen_to_reference(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> _Side:
+    device = torch.device(config.device)
+    model = load_reference(config.model.path, dtype=config.model.dtype, device=device)
+    return _listen(model, ids, max_tokens, device, lambda _: nullcontext())
+
+
+def _offloaded_pass(parts: Parts) -> PassContext:
+    return lambda phase: parts.orchestrator.pass_(phase, checkpoint=lambda: None)
+
+
+def _listen(
+    model: Any, prompts: list[list[int]], max_tokens: int, device: torch.device, pass_: PassContext
+) -> _Side:
+    side = _Side([], [])
+    for ids in prompts:
+        run = _greedy(model, ids, max_tokens, device, pass_)
+        side.runs.append(run)
+        trace: Trace = {}
+        with _recording(model, trace), pass_(Phase.PREFILL):
+            SequenceState(model).extend(torch.tensor(ids, device=device))
+        side.traces.append(trace)
+    return side
+
+
+def _greedy(
+    model: Any, ids: list[int], max_tokens: int, device: torch.device, pass_: PassContext
+) -> GreedyRun:
+    state = SequenceState(model)
+    with pass_(Phase.PREFILL):
+        logits = [state.extend(torch.tensor(ids, device=device)).cpu()]
+    tokens = [int(logits[0].argmax())]
+    while len(tokens) < max_tokens:
+        with pass_(Phase.DECODE):
+            logits.append(state.extend(torch.tensor(tokens[-1:], device=device)).cpu())
+        tokens.append(int(logits[-1].argmax()))
+    return GreedyRun(tuple(tokens), tuple(logits))
+
+
+@contextmanager
+def _recording(model: Any, trace: Trace) -> Iterator[None]:
+    """Inside, `trace` fills with the outputs of the decoder layers."""
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            trace[name] = tensor.detach().cpu().reshape(-1, tensor.shape[-1])
+
+        return hook
+
+    layers = [(n, m) for n, m in model.named_modules() if type(m).__name__.endswith("DecoderLayer")]
+    handles = [module.register_forward_hook(keep(name)) for name, module in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _compare(planned: Planned, ours: _Side, theirs: _Side, hit_rate: float) -> Verification:
+    runs = list(zip(ours.runs, theirs.runs, strict=True))
+    return Verification(
+        slabs=planned.config.memory.slabs,
+        residency=planned.memory.residency,
+        num_tokens=sum(len(run.tokens) for run in ours.runs),
+        tokens_equal=all(a.tokens == b.tokens for a, b in runs),
+        max_logit_error=max(logit_error(a, b) for a, b in runs),
+        max_logit=max(float(logits.abs().max()) for run in theirs.runs for logits in run.logits),
+        hit_rate=hit_rate,
+        first_difference=first_difference(ours.traces, theirs.traces),
+    )
