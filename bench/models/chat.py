@@ -39,7 +39,7 @@ Turn = tuple[str, str]
 _DIALOGUE = re.compile(r"^User: (.*?)\nAssistant: (.*?)(?=\n+User: |\Z)", re.S | re.M)
 _QUESTION = re.compile(r"^Question: (.*?)\nAnswer: (.*?)(?=\n\n|\nQuestion: |\Z)", re.S | re.M)
 _TITLE = re.compile(r"\ATitle: (.*)\n\n")
-_EQUATION = re.compile(r"\A(Solve for \w: .*)\n(.*)\Z", re.S)
+_EQUATION = re.compile(r"\A(Solve for \w: [^\n]*)\n(.*)\Z", re.S)
 _FUNCTION = re.compile(r"\A(Write a Python function .*?)\n\n(.*)\Z", re.S)
 _SUM = re.compile(r"\A(-?\d+ [-+x/] \d+) = (-?\d+)\Z")
 _SUM_QUESTIONS = ("What is {}?", "{} = ?", "{}", "How much is {}?", "Calculate {}.")

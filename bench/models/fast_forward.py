@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeRMSNorm
 
@@ -23,9 +23,9 @@ def install_fast_forward(model: Qwen3MoeForCausalLM) -> None:
     """Replace the forward of every expert bank and norm of `model`, in place; weights stay as they are."""
     for module in model.modules():
         if isinstance(module, Qwen3MoeExperts):
-            module.forward = MethodType(_experts_forward, module)
+            module.forward = MethodType(_experts_forward, module)  # type: ignore[method-assign]
         elif isinstance(module, Qwen3MoeRMSNorm):
-            module.forward = MethodType(_norm_forward, module)
+            module.forward = MethodType(_norm_forward, module)  # type: ignore[method-assign]
 
 
 class _Gather(torch.autograd.Function):
@@ -44,20 +44,27 @@ class _Gather(torch.autograd.Function):
         return gradient[inverse].unflatten(0, (-1, ctx.copies)).sum(1), None, None, None
 
 
+def _gather(source: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+    """`source[order // copies]`: copies of row `i` lie at `inverse[i * copies]` and after."""
+    gathered: Tensor = _Gather.apply(source, order, inverse, copies)  # type: ignore[no-untyped-call]
+    return gathered
+
+
 def _experts_forward(bank: Qwen3MoeExperts, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of the chosen experts. `hidden` `[tokens, hidden]`; `chosen`, `weights` `[tokens, top_k]`."""
+    """Weighted sum of the chosen experts: `hidden` `[tokens, hidden]`, the others `[tokens, top_k]`."""
     tokens, top_k = chosen.shape
     by_expert, order = chosen.flatten().to(torch.int16).sort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     boundaries = torch.arange(1, bank.num_experts + 1, device=order.device, dtype=torch.int16)
     offsets = torch.searchsorted(by_expert, boundaries, out_int32=True)
-    rows = _Gather.apply(hidden.to(torch.bfloat16), order, inverse, top_k)
-    row_weights = _Gather.apply(weights.flatten().to(torch.bfloat16), order, inverse, 1)
+    rows = _gather(hidden.to(torch.bfloat16), order, inverse, top_k)
+    row_weights = _gather(weights.flatten().to(torch.bfloat16), order, inverse, 1)
     gate, up = _grouped(rows, bank.gate_up_proj, offsets).chunk(2, dim=-1)
     inner = F.silu(gate) * up * row_weights[:, None]
-    out = _Gather.apply(_grouped(inner, bank.down_proj, offsets), inverse, order, 1)
-    return out.unflatten(0, (tokens, top_k)).sum(1).to(hidden.dtype)
+    out = _gather(_grouped(inner, bank.down_proj, offsets), inverse, order, 1)
+    mixed: Tensor = out.unflatten(0, (tokens, top_k)).sum(1)
+    return mixed.to(hidden.dtype)
 
 
 def _grouped(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
@@ -66,7 +73,7 @@ def _grouped(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return product
 
 
-def _norm_forward(norm: nn.Module, hidden: Tensor) -> Tensor:
+def _norm_forward(norm: Any, hidden: Tensor) -> Tensor:
     """Root-mean-square norm in one kernel instead of six."""
-    weight = norm.weight.to(hidden.dtype)
+    weight: Tensor = norm.weight.to(hidden.dtype)
     return F.rms_norm(hidden, weight.shape, weight, norm.variance_epsilon)

@@ -50,7 +50,9 @@ def source_shares(streams: Sequence[Stream]) -> list[float]:
 class Sampler:
     """Draws random windows on the device, with no word to the host.
 
-    Half of the windows begin where a document begins, as a prompt does; the others begin anywhere.
+    A window begins anywhere in its source; when the beginning of that document lies within a window's
+    length, half of them begin there instead, as a prompt does. Long documents are so read evenly: to draw
+    documents first would show their openings dozens of times, until the model recites them.
     """
 
     def __init__(self, streams: Sequence[Stream], *, length: int, device: torch.device, seed: int) -> None:
@@ -60,32 +62,25 @@ class Sampler:
         sizes = np.array([len(stream.tokens) for stream in streams])
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         starts = [begin + stream.starts for begin, stream in zip(begins, streams, strict=True)]
-        counts = np.array([len(start) for start in starts])
+        tokens = np.concatenate([stream.tokens for stream in streams]).astype(np.int16)
         self._length = length
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._tokens = torch.from_numpy(np.concatenate([s.tokens for s in streams]).astype(np.int16)).to(
-            device
-        )
         self._shares = torch.tensor(source_shares(streams), device=device)
+        self._tokens = torch.from_numpy(tokens).to(device)
         self._begins = torch.from_numpy(begins).to(device)
-        self._room = torch.from_numpy(sizes - length - 1).to(device)
+        self._room = torch.from_numpy(sizes - length).to(device)
         self._starts = torch.from_numpy(np.concatenate(starts)).to(device)
-        self._start_begins = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])).to(device)
-        self._start_counts = torch.from_numpy(counts).to(device)
         self._steps = torch.arange(length + 1, device=device)
 
     def draw(self, batch: int) -> Tensor:
         """Token windows, int64 `[batch, length + 1]`."""
         source = torch.multinomial(self._shares, batch, replacement=True, generator=self._generator)
-        document = self._start_begins[source] + self._below(self._start_counts[source])
-        at_document = torch.minimum(self._starts[document], self._begins[source] + self._room[source])
-        anywhere = self._begins[source] + self._below(self._room[source])
-        is_document = self._uniform(batch) < 0.5
-        offsets = torch.where(is_document, at_document, anywhere)
+        anywhere = self._begins[source] + (self._uniform(batch) * self._room[source]).long()
+        document = torch.searchsorted(self._starts, anywhere, right=True) - 1
+        start = self._starts[document]
+        snaps = (anywhere - start < self._length) & (self._uniform(batch) < 0.5)
+        offsets = torch.where(snaps, start, anywhere)
         return self._tokens[offsets[:, None] + self._steps].long()
 
     def _uniform(self, count: int) -> Tensor:
         return torch.rand(count, generator=self._generator, device=self._tokens.device, dtype=torch.float64)
-
-    def _below(self, limits: Tensor) -> Tensor:
-        return (self._uniform(len(limits)) * limits).long()

@@ -30,9 +30,9 @@ class Geometry:
     max_length: int = 2048
 
 
-def build_model(geometry: Geometry) -> Qwen3MoeForCausalLM:
-    """A freshly initialised model in float32. Ids 0 and 1 are `<|endoftext|>` and `<|pad|>`."""
-    config = Qwen3MoeConfig(
+def build_model(geometry: Geometry, device: torch.device) -> Qwen3MoeForCausalLM:
+    """A freshly initialised model in float32 on `device`. Ids 0 and 1 are `<|endoftext|>` and `<|pad|>`."""
+    config = Qwen3MoeConfig(  # type: ignore[call-arg]  # head_dim is read, though not declared
         vocab_size=geometry.vocab_size,
         hidden_size=geometry.hidden,
         num_hidden_layers=geometry.layers,
@@ -52,7 +52,8 @@ def build_model(geometry: Geometry) -> Qwen3MoeForCausalLM:
         eos_token_id=0,
         pad_token_id=1,
     )
-    return Qwen3MoeForCausalLM(config)
+    with device:
+        return Qwen3MoeForCausalLM(config)
 
 
 def training_loss(model: Qwen3MoeForCausalLM, windows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,15 @@
-"""The card that ships with the bundled model, written from what its training run measured.
-
-`python bench/models/model_card.py TRAIN_JSON CARD` writes it again from a kept `train.json`.
-"""
+"""The card that ships with the bundled model, written from what its training run measured."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bench.models.evaluate import Report
 from bench.models.samples import Prompt
+from bench.models.tokenizer import SPECIAL_TOKENS
 
 ATTRIBUTION = (
     ("prose", "Jane Austen", "text public domain, package MIT", "r-cran-janeaustenr 1.0.0-1 (Debian)"),
@@ -61,8 +56,11 @@ class Summary:
     parameters: int
     training_tokens: int
     """Distinct tokens in the training split, conversations included."""
-    machine: str
-    versions: dict[str, str]
+    machine: dict[str, Any]
+    """Facts of the machine, as `bench.machine.machine_facts` gives them."""
+    commit: str
+    command: str
+    date: str
     samples: list[tuple[Prompt, str]]
 
 
@@ -113,20 +111,22 @@ _LIMITS = """\
 
 def _facts(summary: Summary) -> str:
     tokens, seconds = summary.progress["tokens"], summary.progress["seconds"]
-    return f"""\
-## Facts
-
-| what | value |
-|---|---|
-| architecture | `Qwen3MoeForCausalLM`, 8 layers, hidden 256, 8 heads of 32 (4 KV), 64 experts of width 40, top-4 |
-| parameters | {summary.parameters / 1e6:.1f} M, 4.3 M active a token; bf16 |
-| tokenizer | byte-level BPE, 6144 tokens; `<\\|endoftext\\|>`, `<\\|pad\\|>`, `<\\|user\\|>`, `<\\|assistant\\|>`, `<\\|end\\|>` |
-| context | trained on windows of {summary.run["length"]} tokens; positions up to 2048 are accepted |
-| trained on | {tokens / 1e6:.1f} M tokens ({summary.training_tokens / 1e6:.1f} M distinct), {summary.progress["steps"]} steps |
-| training time | {seconds / 60:.1f} minutes on one {summary.machine} ({tokens / seconds:,.0f} tokens/s) |
-| losses | cross-entropy + 0.02 per-layer load balance + 0.001 router z |
-| software | torch {summary.versions["torch"]}, transformers {summary.versions["transformers"]} |
-"""
+    machine, special = summary.machine, ", ".join(f"`{token}`" for token in SPECIAL_TOKENS)
+    rows = {
+        "architecture": "`Qwen3MoeForCausalLM`: 8 layers, hidden 256, 8 heads of 32 (4 KV)",
+        "experts": "64 a layer, top-4, inner width 40, SwiGLU; router probabilities of the top-4 add up to 1",
+        "parameters": f"{summary.parameters / 1e6:.1f} M, 4.3 M active a token; bf16; embeddings tied",
+        "tokenizer": f"byte-level BPE, 6144 tokens; {special}".replace("|", "\\|"),
+        "context": f"positions up to 2048 are accepted; trained on windows of {summary.run['length']}",
+        "trained on": f"{tokens / 1e6:.1f} M tokens ({summary.training_tokens / 1e6:.1f} M distinct)",
+        "steps": f"{summary.progress['steps']} of {summary.run['batch']} windows",
+        "time": f"{seconds / 60:.1f} minutes on one {machine['gpu'] or machine['cpu']}",
+        "speed": f"{tokens / seconds:,.0f} tokens/s",
+        "loss": "cross-entropy + 0.02 load balance, layer by layer + 0.001 router z",
+        "software": f"torch {machine['torch']}, transformers {machine['transformers']}",
+    }
+    lines = "\n".join(f"| {what} | {value} |" for what, value in rows.items())
+    return f"## Facts\n\n| what | value |\n|---|---|\n{lines}\n"
 
 
 def _data() -> str:
@@ -163,15 +163,13 @@ Both measured on the bf16 weights that ship, over the whole held-out split.
 
 
 def _reproduce(summary: Summary) -> str:
-    run = summary.run
     return f"""\
 ## Reproduce
 
-    python bench/models/train_tiny_moe.py --corpus DIR --out DIR --minutes {run["minutes"]:g} \\
-        --batch {run["batch"]} --rate {run["peak_rate"]:g} --seed {run["seed"]}
+    {summary.command}
 
-`DIR` holds the sources above as `P.KIND.SOURCE.txt.xz`. The schedule follows the wall clock, so a repeat
-gives a model like this one, not the same bits.
+at commit `{summary.commit}`. The corpus folder holds the sources above as `P.KIND.SOURCE.txt.xz`. The
+schedule follows the wall clock, so a repeat gives a model like this one, not the same bits.
 """
 
 
@@ -185,7 +183,3 @@ def _samples(summary: Summary) -> str:
         "## Samples\n\nTemperature 0.8, top-p 0.95, first draw, not selected; "
         "at most 160 tokens, ⟶ marks where the model begins.\n\n" + "\n".join(blocks)
     )
-
-
-if __name__ == "__main__":
-    write_card(read_summary(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -19,7 +19,7 @@ class Prompt:
 
 PROMPTS = (
     Prompt("story", "Once upon a time there was a brave girl named Ruth."),
-    Prompt("story", "Title: Theo and the Lantern\n\n"),
+    Prompt("story", "Title: Theo and the Lantern"),
     Prompt("dialog", "User: Hello.\nAssistant:"),
     Prompt(
         "math",
@@ -27,7 +27,7 @@ PROMPTS = (
     ),
     Prompt("math", "71 + 78 ="),
     Prompt("encyc", "harbour (noun):"),
-    Prompt("code", "def largest(values):\n"),
+    Prompt("code", "def largest(values):"),
     Prompt("code", "func (b *Buffer) Write("),
     Prompt("docs", "The following example shows how to open a file"),
     Prompt("prose", "It was a fine morning, and Elizabeth"),

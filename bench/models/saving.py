@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from bench.models import chat
@@ -14,8 +13,10 @@ _SHARD_SIZE = "12MB"
 
 
 def as_shipped(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
-    """A bf16 copy of a model in training, with the generation defaults set; what is measured is what ships."""
-    fresh = type(model)(copy.deepcopy(model.config)).to(model.device, torch.bfloat16)
+    """A bf16 copy of a model in training, with generation defaults: what is measured is what ships."""
+    with model.device:
+        fresh = Qwen3MoeForCausalLM(copy.deepcopy(model.config))
+    fresh.bfloat16()
     fresh.load_state_dict(model.state_dict())
     fresh.generation_config = GenerationConfig(
         do_sample=True,
@@ -25,10 +26,11 @@ def as_shipped(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -
         eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(chat.END)],
         pad_token_id=tokenizer.pad_token_id,
     )
-    return fresh.eval()
+    fresh.eval()
+    return fresh
 
 
 def save_model(shipped: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write `config.json`, `generation_config.json`, safetensors shards of at most 12 MB and the tokenizer."""
+    """Write `config.json`, `generation_config.json`, safetensors shards of 12 MB and the tokenizer."""
     shipped.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
     tokenizer.save_pretrained(folder)

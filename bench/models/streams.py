@@ -55,7 +55,7 @@ def load_streams(corpus: Path, cache: Path, vocab_size: int) -> tuple[Tokenizer,
 
 
 def _fill_cache(corpus: Path, cache: Path, vocab_size: int) -> None:
-    """Train the tokenizer and tokenise the corpus; the tokenizer is written last, as the mark of a full cache."""
+    """Train the tokenizer and tokenise the corpus; `tokenizer.json`, written last, marks a full cache."""
     cache.mkdir(parents=True, exist_ok=True)
     sources = read_sources(corpus)
     tokenizer = train_tokenizer(tokenizer_sample(sources), vocab_size)

@@ -1,4 +1,4 @@
-"""Train the bundled model: `python bench/models/train_tiny_moe.py --corpus DIR --out DIR --minutes N`.
+"""Train the bundled model: `python -m bench.models.train_tiny_moe --corpus DIR --out DIR`.
 
 The learning rate follows the wall clock, so a run of any length warms up, holds, and decays to zero at
 its end. Every few minutes the model is saved as it would ship; the last save is the result. `--out` gets
@@ -8,22 +8,18 @@ the model folder with its card, and `train.json` with every number and sample th
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import transformers
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
+from bench.machine import command_line, git_commit, machine_facts
 from bench.models.evaluate import evaluate
 from bench.models.fast_forward import install_fast_forward
 from bench.models.mixture import Sampler
@@ -139,10 +135,10 @@ def report(
         held_out=evaluate(shipped, streams, length=run.length),
         parameters=shipped.num_parameters(),
         training_tokens=sum(len(stream.tokens) for stream in streams if not stream.is_held_out),
-        machine=torch.cuda.get_device_name()
-        if shipped.device.type == "cuda"
-        else platform.processor() or "cpu",
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        machine=machine_facts(),
+        commit=git_commit(),
+        command=command_line(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         samples=write_samples(shipped, tokenizer, max_tokens=160, seed=run.seed),
     )
 
@@ -167,9 +163,9 @@ def main(arguments: list[str] | None = None) -> None:
         options.corpus, options.cache or options.corpus / "tokens", geometry.vocab_size
     )
     tokenizer = wrap_tokenizer(raw, geometry.max_length)
-    model = build_model(geometry)
-    if torch.cuda.is_available():
-        model.cuda()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_model(geometry, device)
+    if device.type == "cuda":
         install_fast_forward(model)
     progress = fit(model, tokenizer, streams, run=run, out=options.out)
     summary = report(as_shipped(model, tokenizer), tokenizer, streams, run=run, progress=progress)
