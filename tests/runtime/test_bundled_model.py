@@ -1,0 +1,76 @@
+"""The bundled model as it ships: small enough, loadable, and able to go on with a story."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3MoeForCausalLM
+
+from hetero_runtime.bundled import model_path
+
+STORY = (
+    "Once upon a time there was a kind girl named Wendy. Soft rain fell on the roof. Wendy had a small "
+    "green kite. She loved the kite very much and played with it every day."
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3MoeForCausalLM:
+    loaded = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    assert isinstance(loaded, Qwen3MoeForCausalLM)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def greedy(model: Any, tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: int) -> str:
+    """The greedy continuation of a prompt, special tokens kept."""
+    batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    length = batch["input_ids"].shape[1]
+    written = model.generate(**batch, max_new_tokens=tokens, do_sample=False, temperature=None, top_p=None)
+    text = tokenizer.decode(written[0, length:])
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_package_stays_under_forty_megabytes() -> None:
+    files = [path for path in model_path().iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 40 * 2**20
+    assert max(path.stat().st_size for path in files) < 12e6
+    assert (model_path() / "MODEL_CARD.md").exists()
+
+
+def test_weights_are_bf16_and_experts_the_larger_part() -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(model_path())
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
+    experts = sum(weight.numel() for name, weight in loaded.named_parameters() if ".experts." in name)
+    assert experts / loaded.num_parameters() > 0.8
+
+
+def test_story_text_is_expected(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    batch = tokenizer(STORY, return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        loss = model(**batch, labels=batch["input_ids"]).loss
+    assert loss < 1.5  # log(6144) = 8.7 would be a guess
+
+
+def test_story_goes_on_in_words(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    text = greedy(model, tokenizer, STORY, 60)
+    words = re.findall(r"[A-Za-z]+", text)
+    assert text.isascii()
+    assert len(words) >= 30
+    assert {"the", "said", "and"} & set(words)
+
+
+def test_chat_answers_and_ends_its_turn(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 12 plus 45?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert isinstance(prompt, str)
+    assert greedy(model, tokenizer, prompt, 40) == "12 plus 45 is 57.<|end|>"
