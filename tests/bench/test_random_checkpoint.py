@@ -1,0 +1,91 @@
+"""The random checkpoint is a real one: transformers and the engine read it and agree."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.models.random_checkpoint import (
+    INDEX,
+    RandomGeometry,
+    add_geometry,
+    ensure_checkpoint,
+    geometry_of,
+    write_checkpoint,
+)
+from hetero_runtime.engine import Engine
+
+TINY = RandomGeometry(
+    layers=2,
+    hidden=64,
+    experts=8,
+    top_k=2,
+    intermediate=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    vocab_size=300,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    write_checkpoint(folder, TINY)
+    return folder
+
+
+def test_transformers_loads_every_tensor(folder: Path) -> None:
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.dtype == torch.bfloat16
+    experts = model.model.layers[1].mlp.experts
+    assert experts.gate_up_proj.shape == (8, 2 * 32, 64)
+    assert experts.gate_up_proj.float().std().item() == pytest.approx(0.7 / 64**0.5, rel=0.05)
+    assert experts.down_proj.float().std().item() == pytest.approx(0.7 / 32**0.5, rel=0.05)
+    assert len(experts.down_proj.flatten(1).unique(dim=0)) == 8, "two experts are the same"
+
+
+def test_engine_and_transformers_write_the_same(folder: Path) -> None:
+    prompt = list(range(3, 20))
+    model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    with Engine.load(folder, device="cpu", memory={"residency": 0.5}) as engine:
+        answer = engine.generate(prompt, max_tokens=12, ignore_eos=True)
+    assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
+
+
+def test_same_geometry_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in tmp_path.iterdir())
+    assert all((folder / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+
+
+def test_whole_checkpoint_is_kept_and_a_broken_one_written_again(folder: Path, tmp_path: Path) -> None:
+    ensure_checkpoint(tmp_path, TINY)
+    shard = next(tmp_path.glob("*.safetensors"))
+    written = shard.stat().st_mtime_ns
+    ensure_checkpoint(tmp_path, TINY)
+    assert shard.stat().st_mtime_ns == written
+    (tmp_path / INDEX).unlink()  # what a write that was cut short lacks
+    ensure_checkpoint(tmp_path, TINY)
+    assert shard.stat().st_mtime_ns != written
+
+
+def test_vocabulary_without_room_for_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="vocabulary of 100 has no room for 259"):
+        write_checkpoint(tmp_path, RandomGeometry(vocab_size=100))
+
+
+def test_command_line_names_every_size() -> None:
+    parser = argparse.ArgumentParser()
+    add_geometry(parser)
+    geometry = geometry_of(parser.parse_args(["--layers", "3", "--kv-heads", "2"]))
+    assert geometry == RandomGeometry(layers=3, kv_heads=2)
+    assert RandomGeometry().expert_bytes == 9_437_184
