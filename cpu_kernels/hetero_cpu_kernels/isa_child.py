@@ -48,7 +48,8 @@ def _execute(probe: Instruction) -> int:
         engine.finalize_object()
         address = engine.get_function_address("probe")
         function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(address)
-        return int(function(probe.operand, ctypes.addressof(_scratch())))
+        scratch = _scratch()  # named, so that it lives through the call
+        return int(function(probe.operand, ctypes.addressof(scratch)))
 
 
 def main(names: list[str]) -> None:
