@@ -239,7 +239,8 @@ def reference_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> tran
     elif method == "mxfp4":
         extra["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     model = _auto_class(config).from_pretrained(folder, dtype=dtype, experts_implementation="eager", **extra)
-    return model.to(dtype).eval()
+    # dequantised weights come in a dtype of their own; elsewhere, buffers in float32 have to stay so
+    return (model.to(dtype) if extra else model).eval()
 
 
 def prompt_ids(num_tokens: int, *, seed: int = 1) -> torch.Tensor:

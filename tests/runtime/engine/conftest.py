@@ -1,0 +1,64 @@
+"""Checkpoints and transformers' answers, made once for all tests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetero_runtime.hf.forward import SequenceState
+from tests.architectures import build_checkpoint, prompt_ids, reference_model
+from tests.runtime.engine.answers import Answer, aligned, transformers_answer
+
+NUM_TOKENS = 64
+PROMPT = prompt_ids(17)
+
+MakeCheckpoint = Callable[..., Path]
+MakeAnswer = Callable[..., Answer]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where engine and reference run."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """`checkpoint(name, dtype)`: the folder of a tiny model. Shared: a test that changes it copies it."""
+
+    @cache
+    def build(name: str, dtype: torch.dtype = torch.float32) -> Path:
+        return build_checkpoint(name, tmp_path_factory.mktemp(name), dtype=dtype)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def answer(checkpoint: MakeCheckpoint) -> MakeAnswer:
+    """`answer(name, device, dtype)`: what transformers answers to `PROMPT`."""
+
+    @cache
+    def ask(name: str, device: str, dtype: torch.dtype = torch.float32) -> Answer:
+        model = aligned(reference_model(checkpoint(name, dtype), dtype=dtype)).to(device)
+        return transformers_answer(model, {"input_ids": PROMPT}, num_tokens=NUM_TOKENS)
+
+    return ask
+
+
+@pytest.fixture
+def logits(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Grows by the logits `[vocab]` of every pass of any engine."""
+    seen: list[torch.Tensor] = []
+    extend = SequenceState.extend
+
+    def recording_extend(self: SequenceState, *args: Any) -> torch.Tensor:
+        seen.append(extend(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(SequenceState, "extend", recording_extend)
+    return seen
