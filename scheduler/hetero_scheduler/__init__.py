@@ -8,7 +8,7 @@ from __future__ import annotations
 from hetero_scheduler.eviction import EVICTION_POLICIES, EvictionPolicy, make_eviction
 from hetero_scheduler.keys import ExpertKey
 from hetero_scheduler.popularity import Popularity
-from hetero_scheduler.slots import Lookup, Reservation, SlotCounts, SlotMachine, SlotState
+from hetero_scheduler.slots import Lookup, Reservation, SlotCounts, SlotMachine, SlotState, SlotTable
 
 __all__ = [
     "EVICTION_POLICIES",
@@ -20,5 +20,6 @@ __all__ = [
     "SlotCounts",
     "SlotMachine",
     "SlotState",
+    "SlotTable",
     "make_eviction",
 ]

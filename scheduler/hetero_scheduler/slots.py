@@ -68,6 +68,18 @@ class SlotCounts(NamedTuple):
     used: int
 
 
+class SlotTable(NamedTuple):
+    """All that a machine knows of its slots, to carry it to the device and back. `[num_slots]` each."""
+
+    state: npt.NDArray[np.int8]
+    """SlotState."""
+    key: npt.NDArray[np.int32]
+    """layer * num_experts + expert, NO_SLOT when EMPTY."""
+    tag: npt.NDArray[np.int64]
+    is_pinned: npt.NDArray[np.bool_]
+    next_tag: int
+
+
 class SlotMachine:
     """Owner of all slot states.
 
@@ -214,6 +226,27 @@ class SlotMachine:
     def unpin(self, key: ExpertKey) -> None:
         """Make a pinned expert evictable again."""
         self._is_pinned[self.slot(key)] = False
+
+    # ---- the whole machine at once
+
+    def export(self) -> SlotTable:
+        """A copy of everything, for `restore` of a machine of the same sizes (or the device tables)."""
+        layer, expert = self._key.T
+        key = np.where(layer == NO_SLOT, NO_SLOT, layer * self.num_experts + expert).astype(np.int32)
+        return SlotTable(self._state.copy(), key, self._tag.copy(), self._is_pinned.copy(), self._next_tag)
+
+    def restore(self, table: SlotTable) -> None:
+        """Become what `table` says; asserts that it obeys the rules, tags that only grow included."""
+        assert table.next_tag >= self._next_tag, f"next tag {table.next_tag} < {self._next_tag}"
+        held = np.flatnonzero(table.key != NO_SLOT)
+        layer, expert = np.divmod(table.key[held], self.num_experts)
+        self._state[:], self._tag[:], self._is_pinned[:] = table.state, table.tag, table.is_pinned
+        self._next_tag = table.next_tag
+        self._key.fill(NO_SLOT)
+        self._key[held] = np.column_stack((layer, expert))
+        self._slot_of.fill(NO_SLOT)
+        self._slot_of[layer, expert] = held
+        self.check()
 
     # ---- integrity
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,17 @@ class EvictionPolicy(ABC):
     """Eviction is a score: whoever scores least among the evictable leaves first.
 
     `score` is `[num_layers, num_experts]` float64, valid after each `observe`, and comparable between layers,
-    because a global pool evicts across them.
+    because a global pool evicts across them. `passes`: `[num_layers]` int64, how often each layer was seen:
+    the clock of every policy. `score` and `passes` are a policy's whole state.
     """
+
+    name: ClassVar[str]
+    half_life: float = 1.0
+    """Passes after which a use counts half; only for a policy that forgets."""
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.score = np.zeros((num_layers, num_experts), dtype=np.float64)
+        self.passes = np.zeros(num_layers, dtype=np.int64)
 
     @abstractmethod
     def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:

@@ -16,16 +16,15 @@ class Lfru(EvictionPolicy):
     unused experts never changes, so only used ones are updated.
     """
 
+    name = "lfru"
+
     def __init__(self, num_layers: int, num_experts: int, *, half_life: float = 16.0) -> None:
         super().__init__(num_layers, num_experts)
         self.score[:] = -np.inf
-        self._half_life = half_life
-        self._passes = np.zeros(num_layers, dtype=np.int64)
+        self.half_life = half_life
 
     def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
-        self._passes[layer] += 1
+        self.passes[layer] += 1
         used = np.flatnonzero(tokens_per_expert)
         # one more use adds 2^(now / half_life) to the un-aged sum
-        self.score[layer, used] = np.logaddexp2(
-            self.score[layer, used], self._passes[layer] / self._half_life
-        )
+        self.score[layer, used] = np.logaddexp2(self.score[layer, used], self.passes[layer] / self.half_life)

@@ -14,5 +14,8 @@ class Lfu(EvictionPolicy):
     Passes, not tokens: one long prompt would otherwise outweigh everything that decoding does after it.
     """
 
+    name = "lfu"
+
     def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
+        self.passes[layer] += 1
         self.score[layer, np.flatnonzero(tokens_per_expert)] += 1.0
