@@ -11,12 +11,14 @@ import typer
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+from hetero_runtime.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hetero_runtime.engine import Engine
     from hetero_runtime.generation import Message, SamplingParams
+    from hetero_runtime.row import Row
 
 
 @exit_on_error
@@ -58,14 +60,26 @@ def chat_command(
                 messages = list(opening)
                 continue
             messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(engine, messages, params)})
+            row = _open(engine, messages, params, num_kept=len(opening))
+            messages.append({"role": "assistant", "content": _answer(row)})
         if as_json:
             typer.echo(json.dumps({"messages": messages, "stats": engine.stats().to_json()}))
 
 
-def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> str:
+def _open(engine: Engine, messages: list[Message], params: SamplingParams, *, num_kept: int) -> Row:
+    """The row for the next answer. What no longer fits in the context is dropped, oldest turn first."""
+    while True:
+        try:
+            return engine.open(messages, params)
+        except RequestError:
+            if len(messages) <= num_kept + 1:  # the last question alone does not fit either
+                raise
+            del messages[num_kept : num_kept + 2]
+            typer.secho("(the oldest turn no longer fits in the context)", dim=True, err=True)
+
+
+def _answer(row: Row) -> str:
     """Stream the answer; Ctrl-C ends it and keeps what there is."""
-    row = engine.open(messages, params)
     deltas = row.deltas()
     try:
         for delta in deltas:

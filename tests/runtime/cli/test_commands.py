@@ -1,0 +1,114 @@
+"""The commands as a user types them, on the bundled model and on tiny ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetero_runtime.cli import app
+from tests.architectures import build_checkpoint
+
+CPU = ("--set", "device=cpu", "--set", "execution.max_length=256")
+
+
+def run(*words: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(words), input=stdin)
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    """The last line of standard output."""
+    parsed = json.loads(result.stdout.strip().splitlines()[-1])
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_run_without_arguments_plans_streams_and_accounts() -> None:
+    result = run("run", *CPU, "--max-tokens", "24", "--temperature", "0")
+    assert result.exit_code == 0, result.output
+    assert "25.0% resident" in result.stdout.replace("\n", " ")
+    assert "Once upon a time there was" in result.stdout
+    for row in ("tokens a second", "time to first token", "hit rate", "time stalled", "bytes moved"):
+        assert row in result.stdout
+
+
+def test_run_json_is_the_last_line_of_standard_output_and_repeats_with_a_seed() -> None:
+    words = ("run", *CPU, "--max-tokens", "16", "--seed", "3", "--json")
+    first, second = run(*words), run(*words)
+    report = last_json(first)
+    assert report["text"] == last_json(second)["text"]
+    assert report["completion_tokens"] == 16
+    assert report["finish_reason"] == "length"
+    assert 0 < report["hit_rate"] < 1
+    slots = report["stats"]["slots"]
+    assert sum(slots.values()) == 128
+    assert report["stats"]["active_rows"] == 0
+
+
+def test_run_as_chat_answers() -> None:
+    result = run("run", *CPU, "--chat", "-p", "What is 12 plus 30?", "--temperature", "0", "--json")
+    report = last_json(result)
+    assert "42" in report["text"]
+    assert report["finish_reason"] == "stop"
+
+
+def test_chat_over_a_pipe_remembers_and_starts_anew() -> None:
+    lines = "What is 7 plus 8?\n/new\nWhat is 20 plus 5?\n"
+    result = run("chat", *CPU, "--temperature", "0", "--max-tokens", "100", "--json", stdin=lines)
+    assert result.exit_code == 0, result.output
+    messages = last_json(result)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert "15" in result.stdout
+    assert "25" in messages[-1]["content"]
+
+
+def test_chat_drops_the_oldest_turns_when_the_context_is_full() -> None:
+    lines = "".join(f"What is {n} plus 8?\n" for n in range(7, 12))
+    words = ("--set", "device=cpu", "--set", "execution.max_length=64", "--max-tokens", "24")
+    result = run("chat", *words, "--temperature", "0", "--json", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert "19" in last_json(result)["messages"][-1]["content"]
+    assert "no longer fits" in result.stderr
+
+
+def test_verify_covers_three_residencies_and_says_equal(tmp_path: Path) -> None:
+    folder = build_checkpoint("Qwen3Moe", tmp_path)
+    result = run("verify", str(folder), *CPU, "--max-tokens", "12", "--json")
+    assert result.exit_code == 0, result.output
+    report = last_json(result)
+    assert report["tokens_equal"] is True
+    assert report["max_logit_error"] == 0.0
+    assert [one["slabs"] for one in report["runs"]] == [4, 12, 48]
+
+
+def test_verify_takes_the_residency_that_is_set(tmp_path: Path) -> None:
+    folder = build_checkpoint("Mixtral", tmp_path)
+    words = ("--set", "memory.residency=0.5", "--max-tokens", "4", "--json")
+    report = last_json(run("verify", str(folder), *CPU, *words))
+    assert [one["residency"] for one in report["runs"]] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "/nowhere"), "/nowhere"),
+        (("run", "--set", "memory.slab=4"), "memory.slabs"),
+        (("run", "--set", "execution.mode=graph"), "not in this version"),
+        (("run", "--set", "memory.slabs=1"), "4"),
+        (("run", "--temperature", "-1"), "temperature"),
+        (("run", "-p", ""), "empty"),
+        (("run", "--max-tokens", "100000"), "max_tokens"),
+        (("run", "--image", "/nowhere.png"), "/nowhere.png"),
+        (("verify", "--set", "model.experts=int4"), "not in this version"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output

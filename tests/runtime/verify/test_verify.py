@@ -1,0 +1,72 @@
+"""The self-check must be able to fail: a changed weight is found, and said where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetero_runtime.config import load_config
+from hetero_runtime.errors import BudgetError
+from hetero_runtime.experts.store import ExpertStore
+from hetero_runtime.planned import Planned, plan_for
+from hetero_runtime.verify import verify
+from hetero_runtime.verify.comparison import GreedyRun, first_difference, logit_error
+from tests.architectures import build_checkpoint
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    folder = build_checkpoint("Olmoe", tmp_path)
+    return plan_for(
+        load_config({"model": {"path": str(folder)}, "device": "cpu", "execution": {"max_length": 256}})
+    )
+
+
+def test_an_honest_engine_is_equal_in_every_bit(planned: Planned) -> None:
+    (result,) = verify([planned], max_tokens=8)
+    assert result.tokens_equal
+    assert result.is_bit_equal
+    assert result.first_difference is None
+
+
+def test_a_changed_expert_is_found_and_located(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    materialize = ExpertStore.materialize
+
+    def distorted(self: ExpertStore, record: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        params = materialize(self, record, dtype)
+        return {name: tensor * 1.5 for name, tensor in params.items()}
+
+    monkeypatch.setattr(ExpertStore, "materialize", distorted)
+    (result,) = verify([planned], max_tokens=8)
+    assert result.max_logit_error > 1e-3
+    assert not result.is_bit_equal
+    assert result.first_difference is not None
+    assert result.first_difference.layer.endswith("layers.0")
+
+
+def test_logit_error_stops_where_the_texts_part() -> None:
+    ours = GreedyRun(
+        (1, 2, 3), (torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]), torch.tensor([9.0, 9.0]))
+    )
+    theirs = GreedyRun(
+        (1, 7, 3), (torch.tensor([0.0, 1.5]), torch.tensor([0.0, 2.25]), torch.tensor([0.0, 0.0]))
+    )
+    assert logit_error(ours, theirs) == 0.5
+
+
+def test_first_difference_names_the_first_layer_in_order() -> None:
+    same, other = torch.zeros(2, 3), torch.full((2, 3), 0.25)
+    found = first_difference([{"a": same, "b": other}], [{"a": same, "b": same}])
+    assert found is not None
+    assert (found.layer, found.max_error) == ("b", 0.25)
+    assert first_difference([{"a": same}], [{"a": same}]) is None
+
+
+def test_a_reference_that_does_not_fit_is_refused_before_loading(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero_runtime.plan.budget.Budgets.limit", lambda self, tier: 1000)
+    with pytest.raises(BudgetError, match="all resident"):
+        verify([planned], max_tokens=8)
