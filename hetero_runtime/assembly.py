@@ -21,6 +21,7 @@ from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
+from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
@@ -42,9 +43,11 @@ class Parts:
     orchestrator: Orchestrator
 
     def close(self) -> None:
-        """Wait for copies, unregister and free the host bank."""
+        """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
         self.cache.drain()
         self.store.close()
+        self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
+        self.model.to("meta")
 
 
 def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Parts:
@@ -52,12 +55,14 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     device = torch.device(config.device)
     checkpoint = Checkpoint.open(config.model.path)
     tokenizer = load_tokenizer(checkpoint.path)
+    end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
     skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
-    load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
+    with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
+        load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
     store = load_store(split.experts, threads=config.cpu.threads, progress=progress)
     try:
-        slabs = SlabPool(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
+        slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
         cache, orchestrator = _make_orchestrator(config, skeleton, store, slabs)
     except BaseException:
         store.close()
@@ -69,12 +74,18 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         architecture=skeleton.architecture,
         model=skeleton.model,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config, tokenizer),
+        eos_token_ids=end_ids,
         store=store,
         slabs=slabs,
         cache=cache,
         orchestrator=orchestrator,
     )
+
+
+def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> SlabPool:
+    what = f"{num_slabs} slabs of {record_bytes / 1e6:.1f} MB ({num_slabs * record_bytes / 1e9:.2f} GB)"
+    with no_room_for(what, device, fix="lower memory.slabs (or memory.residency), or memory.pinned_prefix"):
+        return SlabPool(num_slabs, record_bytes, device)
 
 
 def _make_orchestrator(

@@ -46,6 +46,10 @@ from hetero_runtime.row import Row, Shared
 from hetero_runtime.stats import EngineStats, StatsRecorder
 from hetero_runtime.turns import Turns
 
+NUM_WAITING = 28
+"""Requests from asyncio that may wait for a place in a thread, where cancellation and deadline reach them at
+once; more of them queue for a thread first."""
+
 
 class RequestOptions(TypedDict, total=False):
     """Keywords of a request: the fields of SamplingParams, and how it may end early."""
@@ -86,7 +90,8 @@ class Engine:
             stats=StatsRecorder(parts.cache),
             closing=CancelToken(),
         )
-        self._workers = ThreadPoolExecutor(thread_name_prefix="hetero-engine")
+        num_workers = parts.config.execution.max_rows + NUM_WAITING
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="hetero-engine")
 
     @classmethod
     def load(
@@ -187,14 +192,16 @@ class Engine:
             self._parts.orchestrator.check()
 
     def close(self) -> None:
-        """End running requests (as `cancelled`), wait for them, give all memory back. Idempotent."""
+        """End all requests (as `cancelled`), wait for the pass under way, give all memory back. Idempotent.
+
+        Waits for no caller: a stream that somebody holds and does not read ends when it is read or dropped.
+        """
         if self._shared.closing.is_cancelled:
             return
         self._shared.closing.cancel()
-        for _ in range(self.config.execution.max_rows):
-            self._shared.places.acquire()
-        self._workers.shutdown(wait=True, cancel_futures=True)
-        self._parts.close()
+        with self._shared.turns.take():
+            self._parts.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self

@@ -26,12 +26,16 @@ from hetero_runtime.generation import (
     make_sampler,
 )
 from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.stats import StatsRecorder
 from hetero_runtime.turns import Turns
 
 PLACE_POLL_S = 0.02
 """How often a request that waits for a place looks whether it is still wanted."""
+
+
+_NO_ROOM_FIX = "lower memory.slabs, execution.max_rows or execution.max_length, or shorten the prompt"
 
 
 class InterruptedPassError(Exception):
@@ -126,6 +130,7 @@ class Row:
             shared.turns.take(),
             shared.stats.pass_(phase, num_tokens=len(ids)),
             shared.orchestrator.pass_(phase, checkpoint=self._go_on_or_raise),
+            no_room_for(f"a pass over {len(ids)} tokens", shared.device, fix=_NO_ROOM_FIX),
         ):
             self._go_on_or_raise()
             return state.extend(torch.tensor(ids, device=shared.device), inputs)

@@ -30,12 +30,18 @@ class Turns:
             else:
                 self._is_taken = True
                 mine.set()
-        mine.wait()
         try:
+            mine.wait()
             yield
         finally:
-            with self._guard:
-                if self._waiting:
-                    self._waiting.popleft().set()
-                else:
-                    self._is_taken = False
+            self._leave(mine)
+
+    def _leave(self, mine: threading.Event) -> None:
+        """Hand the turn on; or, where waiting for it was interrupted (Ctrl-C), leave the queue."""
+        with self._guard:
+            if not mine.is_set():
+                self._waiting.remove(mine)
+            elif self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._is_taken = False

@@ -48,7 +48,10 @@ async def iterate_in_thread(
     A generator whose turn in the executor has not come is never made.
     """
     channel: _Channel[T] = _Channel(asyncio.get_running_loop(), num_ahead)
-    worker = executor.submit(channel.pump, make_iterator)
+    try:
+        worker = executor.submit(channel.pump, make_iterator)
+    except RuntimeError as error:  # how an executor that was shut down refuses
+        raise RequestCancelled("the engine was closed before the request began") from error
     worker.add_done_callback(lambda _: channel.post(_Mark.END))
     try:
         while not isinstance(item := await channel.receive(), _Mark):

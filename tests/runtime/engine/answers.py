@@ -3,7 +3,7 @@
 On the CPU every logit of every step is equal in every bit: the engine runs transformers' own modules, and its
 experts do the same operations on the same shapes in the same order. One thing must be alike for that: MKL
 sums a product of a matrix and a vector in an order that depends on where the matrix begins in a cache line.
-The engine's weights begin at one; transformers leaves its weights in the mapped file, so `aligned` copies them.
+The engine's weights begin at one; transformers leaves its own in the mapped file, so `aligned` copies them.
 On CUDA a library may choose another kernel for another address too, so logits are compared within
 `CUDA_TOLERANCE`.
 """

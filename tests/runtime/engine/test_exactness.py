@@ -174,6 +174,7 @@ def test_interleaved_requests_keep_their_own_positions(checkpoint: MakeCheckpoin
     ) as engine:
         alone = [engine.generate(chat, max_tokens=16, ignore_eos=True).token_ids for chat in chats]
         streams = [engine.stream(chat, max_tokens=16, ignore_eos=True) for chat in chats]
-        together = list(zip(*([delta.token_id for delta in step] for step in zip(*streams)), strict=True))
+        steps = [[delta.token_id for delta in step] for step in zip(*streams, strict=True)]
+        together = list(zip(*steps, strict=True))
         engine.check()
     assert together == alone
