@@ -1,0 +1,57 @@
+"""Attention over a KV cache of fixed size, filled to a length that only the device knows.
+
+decode   one query token a row, split-K kernel: time grows with the tokens present
+append   writes one token's keys and values at each row's position
+prefill  many query tokens of one row, in torch
+
+Devices without Triton (CPU) compute with `reference`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hetero_gpu.attention.base import AttentionForm
+from hetero_gpu.attention.prefill import prefill_attention
+
+__all__ = ["AttentionForm", "append_kv", "decode_attention", "prefill_attention"]
+
+
+def decode_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    positions: torch.Tensor,
+    form: AttentionForm,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend from one token of each row to the keys at its position and before.
+
+    `query` `[rows, heads, key_size]`, `keys` `[rows, kv_heads, max_length, key_size]`, `values` the same with
+    its own head size, `positions` `[rows]` (int32 or int64, on the device, below max_length), `sinks`
+    `[heads]`: one logit a head that takes part in the softmax and carries no value. Returns
+    `[rows, heads, value_size]`. No host synchronisation; the same inputs give the same bits.
+    """
+    if query.device.type == "cpu":
+        from hetero_gpu.attention.reference import decode_attention_reference as implementation
+    else:
+        from hetero_gpu.attention.decode import decode_attention_split as implementation
+    return implementation(query, keys, values, positions=positions, form=form, sinks=sinks)
+
+
+def append_kv(
+    new: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+) -> None:
+    """Write one token's keys and values of each row into `cache` at `positions` `[rows]`.
+
+    `new` and `cache` are (keys, values), `[rows, kv_heads, 1, size]` and `[rows, kv_heads, max_length,
+    size]`. A position at or beyond max_length writes nothing. No host synchronisation on a GPU.
+    """
+    if positions.device.type == "cpu":
+        from hetero_gpu.attention.reference import append_kv_reference as implementation
+    else:
+        from hetero_gpu.attention.append import append_kv_kernel as implementation
+    implementation(new, cache, positions)

@@ -1,0 +1,47 @@
+"""Decode attention as the formula says it, in float32: Vaswani et al. 2017, §3.2.1; sinks as in gpt-oss."""
+
+from __future__ import annotations
+
+import torch
+
+from hetero_gpu.attention.base import AttentionForm
+
+
+def decode_attention_reference(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    positions: torch.Tensor,
+    form: AttentionForm,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `hetero_gpu.attention.decode_attention`. Reads nothing beyond a row's position."""
+    rows, heads, _ = query.shape
+    group = heads // keys.shape[1]
+    output = query.new_empty(rows, heads, values.shape[-1])
+    for row in range(rows):
+        end = int(positions[row]) + 1
+        first = 0 if form.window is None else max(0, end - form.window)
+        seen_keys = keys[row, :, first:end].float().repeat_interleave(group, 0)  # [heads, seen, key_size]
+        seen_values = values[row, :, first:end].float().repeat_interleave(group, 0)
+        logits = (seen_keys @ query[row].float()[:, :, None])[..., 0] * form.scaling  # [heads, seen]
+        if form.soft_cap is not None:
+            logits = form.soft_cap * torch.tanh(logits / form.soft_cap)
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.float()[:, None]], dim=-1)
+        weights = logits.softmax(-1)[:, : end - first]
+        output[row] = (weights[:, None] @ seen_values)[:, 0]
+    return output
+
+
+def append_kv_reference(
+    new: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+) -> None:
+    """See `hetero_gpu.attention.append_kv`."""
+    for source, target in zip(new, cache, strict=True):
+        for row, position in enumerate(positions.tolist()):
+            if position < target.shape[2]:
+                target[row, :, position] = source[row, :, 0]
