@@ -9,16 +9,14 @@ from typing import Annotated
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.options import JsonOption, SetOption
 
 
 @exit_on_error
 def config_command(
     file: Annotated[Path | None, typer.Argument(help="YAML file. None: defaults.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override, such as memory.slabs=64. Repeatable."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of YAML.")] = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the resolved configuration: every `auto` decided, nothing loaded."""
     import yaml

@@ -20,7 +20,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override, such as memory.slabs=64. Repeatable."),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="End with one line of JSON: the statistics. Text goes before it.")
+    bool, typer.Option("--json", help="The last line of standard output is one JSON object.")
 ]
 
 

@@ -11,13 +11,26 @@ weights exists.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 FIELD_ALIGN = 128
 RECORD_ALIGN = 4096
 """One page: direct reads and CUDA registration then address whole pages."""
+
+
+def field_stride(num_bytes: int) -> int:
+    """Bytes from the start of a field of `num_bytes` to that of the next."""
+    return -(-num_bytes // FIELD_ALIGN) * FIELD_ALIGN
+
+
+def record_size(field_bytes: Iterable[int]) -> int:
+    """Bytes of a record with fields of these sizes, in whole pages."""
+    return -(-sum(map(field_stride, field_bytes)) // RECORD_ALIGN) * RECORD_ALIGN
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,8 @@ class RecordLayout:
         for name, dtype, shape in tensors:
             field = Field(name, dtype, tuple(shape), offset)
             fields.append(field)
-            offset += -(-field.num_bytes // FIELD_ALIGN) * FIELD_ALIGN
-        return cls(tuple(fields), -(-offset // RECORD_ALIGN) * RECORD_ALIGN)
+            offset += field_stride(field.num_bytes)
+        return cls(tuple(fields), record_size(field.num_bytes for field in fields))
 
     def view(self, record: torch.Tensor) -> dict[str, torch.Tensor]:
         """Typed views of one record. `record`: uint8 `[record_bytes]`, contiguous, any device."""

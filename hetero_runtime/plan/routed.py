@@ -9,11 +9,8 @@ from pathlib import Path
 
 from hetero_runtime.checkpoint import TensorEntry
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.experts.record import record_size
 from hetero_runtime.plan.names import ExpertTensor, parse_expert
-
-# As in hetero_runtime.experts.record, which needs torch; a test holds the two together.
-FIELD_ALIGN = 128
-RECORD_ALIGN = 4096
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def _check_complete(
 
 def _record_bytes(path: Path, fields: dict[tuple[int, int | None], dict[str, int]]) -> int:
     """Bytes of one record; all experts must come to the same."""
-    sizes = {key: _padded(size) for key, size in fields.items()}
+    sizes = {key: record_size(size.values()) for key, size in fields.items()}
     (layer, expert), record = next(iter(sizes.items()))
     for (other_layer, other_expert), size in sizes.items():
         if size != record:
@@ -100,8 +97,3 @@ def _record_bytes(path: Path, fields: dict[tuple[int, int | None], dict[str, int
                 f"of layer {layer} {record}; experts of one model must all be alike to share slabs"
             )
     return record
-
-
-def _padded(field_bytes: dict[str, int]) -> int:
-    total = sum(-(-size // FIELD_ALIGN) * FIELD_ALIGN for size in field_bytes.values())
-    return -(-total // RECORD_ALIGN) * RECORD_ALIGN

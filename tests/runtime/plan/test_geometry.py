@@ -10,7 +10,6 @@ import pytest
 
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.plan import read_geometry
-from hetero_runtime.plan.routed import FIELD_ALIGN, RECORD_ALIGN
 from tests.sparse_checkpoint import QWEN3_30B, SMALL, Tensors, qwen3_tensors, write_checkpoint, write_qwen3
 
 
@@ -154,9 +153,3 @@ def test_a_config_with_a_wrong_number(tmp_path: Path, change: dict[str, object],
     write_qwen3(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **change}))
     assert part in _message(tmp_path)
-
-
-def test_records_are_padded_as_the_store_pads_them() -> None:
-    from hetero_runtime.experts import record
-
-    assert (FIELD_ALIGN, RECORD_ALIGN) == (record.FIELD_ALIGN, record.RECORD_ALIGN)
