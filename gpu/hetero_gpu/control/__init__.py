@@ -1,0 +1,1 @@
+"""What host and device tell each other while a graph runs, through mapped host memory."""

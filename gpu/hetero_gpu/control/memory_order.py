@@ -1,0 +1,61 @@
+"""Acquire and release between a kernel and the host, through mapped host memory.
+
+    one side   writes the payload ── store_release(flag) ─┐
+    the other                                             └─ load_acquire(flag) ── reads the payload
+
+What was written before the release is seen after an acquire that reads the released value. Words are 64-bit
+and aligned. On the GPU the pair is PTX at system scope. The interpreter runs a kernel as one thread of the
+host, so its twin is a plain load or store there (x86 and the interpreter's locks keep their order).
+The host's own side of the pair is `host_atomics`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported)."""
+
+_LANES = tl.constexpr(32)
+
+if IS_INTERPRETED:
+
+    @triton.jit
+    def store_release(address, value):  # type: ignore[no-untyped-def]
+        tl.store(tl.cast(address, tl.int64).to(tl.pointer_type(tl.int64)), value)
+
+    @triton.jit
+    def load_acquire(address):  # type: ignore[no-untyped-def]
+        return tl.load(tl.cast(address, tl.int64).to(tl.pointer_type(tl.int64)))
+
+else:
+
+    @triton.jit
+    def store_release(address, value):  # type: ignore[no-untyped-def]
+        # Inline PTX runs in every thread, so it picks one; the barrier brings the writes of all the others.
+        tl.debug_barrier()
+        tl.inline_asm_elementwise(
+            "{ .reg .pred is_first; .reg .b32 thread; mov.u32 thread, %tid.x; "
+            "setp.eq.u32 is_first, thread, 0; @is_first st.release.sys.global.b64 [$1], $2; "
+            "mov.b64 $0, $2; }",
+            "=l,l,l",
+            [tl.cast(address, tl.int64), tl.cast(value, tl.int64)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+    @triton.jit
+    def load_acquire(address):  # type: ignore[no-untyped-def]
+        # All threads must go on with one value although the word may change between two of their loads: one
+        # warp loads it in one instruction and agrees on the least. Kernels that acquire run as ONE warp.
+        values = tl.inline_asm_elementwise(
+            "ld.acquire.sys.global.b64 $0, [$1];",
+            "=l,l",
+            [tl.cast(address, tl.int64) + tl.zeros((_LANES,), tl.int64)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+        return tl.min(values, axis=0)

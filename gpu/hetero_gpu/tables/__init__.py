@@ -1,0 +1,18 @@
+"""The slab cache on the device, for a decode step captured as one CUDA graph.
+
+tables.adopt(machine, eviction)          prefill's state comes over; outside the graph
+── captured, for each layer ──
+slots = ensure(tables, l, top_k_index)   hits, evictions, miss list
+gather(tables, l, bank=, slabs=)         misses cross the link
+experts read slab `slots[t, k]`
+──
+tables.to_machine(machine, eviction)     and back
+"""
+
+from __future__ import annotations
+
+from hetero_gpu.tables.ensure import ensure
+from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
+from hetero_gpu.tables.state import DeviceTables, TableError
+
+__all__ = ["DeviceTables", "MappedBank", "TableError", "ensure", "gather", "gather_reference"]

@@ -1,0 +1,300 @@
+"""Make the experts that a layer needs present: the decisions of one layer, by one thread block.
+
+    requested = the experts in top_k_index, each once
+    eviction score observes
+    COMPUTE slots of the layer → USED
+    for every requested expert without a slot, ascending:
+        slot = first EMPTY, else least score among USED, unpinned, not requested; ties to the lowest slot
+        evict what it held; → COMPUTE under a new tag; onto the miss list
+    COMPUTE slots of the layer → USED          (SeqMoE §7.2: immediately before its experts run)
+    slot_of_pair = slot of each pair
+
+Step for step what `hetero_scheduler.SlotMachine` does; the tests hold both to the same sequences. Nothing is
+allocated and the host reads nothing, so a launch can be captured in a CUDA graph. `gather` must follow.
+
+A requested expert whose prefetch is still under way keeps its FETCH slot and is gathered into it: both
+writers bring the same bytes, and the slot stays out of reach until the worker reports it.
+
+Every read of a word that this kernel also writes lies before a barrier that precedes the write: threads of
+several warps hold copies of the same scalar.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables, TableError
+from hetero_scheduler import EVICTION_POLICIES, SlotState
+
+_EMPTY = tl.constexpr(int(SlotState.EMPTY))
+_FETCH = tl.constexpr(int(SlotState.FETCH))
+_COMPUTE = tl.constexpr(int(SlotState.COMPUTE))
+_USED = tl.constexpr(int(SlotState.USED))
+_NO_SLOT_ERROR = tl.constexpr(int(TableError.NO_SLOT))
+_BAD_EXPERT_ERROR = tl.constexpr(int(TableError.BAD_EXPERT))
+_COUNTERS = tl.constexpr(NUM_COUNTERS)
+_REQUIRED, _HITS = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUNTERS.index("hits"))
+_LATE, _MISSES = tl.constexpr(COUNTERS.index("late")), tl.constexpr(COUNTERS.index("misses"))
+_LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("evictions"))
+_LRU, _LFU = tl.constexpr(EVICTION_POLICIES.index("lru")), tl.constexpr(EVICTION_POLICIES.index("lfu"))
+
+
+def ensure(tables: DeviceTables, layer: int, top_k_index: torch.Tensor) -> torch.Tensor:
+    """Decide where each expert of `top_k_index` (integer `[T, K]`, contiguous) lies or will be loaded.
+
+    Returns slots, int32 `[T, K]`, a view into the tables that the next `ensure` overwrites; the experts are
+    there once `gather` has run. An index below 0 is a pair to skip: its slot is -1. If a load finds no slot,
+    its pairs get -1 and the error word says so. Each layer of a pass calls this once, in order.
+    """
+    num_pairs = top_k_index.numel()
+    if num_pairs > tables.max_pairs:
+        raise ValueError(
+            f"{num_pairs} pairs of token and expert: the tables were made for {tables.max_pairs}"
+        )
+    if not top_k_index.is_contiguous() or top_k_index.is_floating_point():
+        raise ValueError("top_k_index must be contiguous integers")
+    _ensure_kernel[(1,)](
+        top_k_index,
+        tables.slot_of_pair,
+        tables.slot_of,
+        tables.slot_key,
+        tables.slot_state,
+        tables.slot_tag,
+        tables.slot_last,
+        tables.is_pinned,
+        tables.is_filled,
+        tables.pools,
+        tables.score,
+        tables.clock,
+        tables.next_tag,
+        tables.position,
+        tables.miss_slot,
+        tables.miss_key,
+        tables.miss_count,
+        tables.counters,
+        tables.error_address,
+        tables.pause_address,
+        layer,
+        NUM_PAIRS=num_pairs,
+        NUM_SLOTS=tables.num_slots,
+        NUM_LAYERS=tables.num_layers,
+        NUM_EXPERTS=tables.num_experts,
+        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
+        SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
+        LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
+        EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
+        POLICY=EVICTION_POLICIES.index(tables.policy),
+        HALF_LIFE=tables.half_life,
+        num_warps=_num_warps(tables.num_slots),
+    )
+    return tables.slot_of_pair[:num_pairs].view(top_k_index.shape)
+
+
+def _num_warps(num_slots: int) -> int:
+    """Sixteen slots a thread at most, so that all of them fit in registers."""
+    return 4 if num_slots <= 2048 else 8 if num_slots <= 4096 else 16
+
+
+@triton.jit(do_not_specialize=["error_address", "pause_address", "layer"])  # type: ignore[untyped-decorator]
+def _ensure_kernel(  # type: ignore[no-untyped-def]
+    top_k_index,
+    slot_of_pair,
+    slot_of,
+    slot_key,
+    slot_state,
+    slot_tag,
+    slot_last,
+    is_pinned,
+    is_filled,
+    pools,
+    score,
+    clock,
+    next_tag,
+    position,
+    miss_slot,
+    miss_key,
+    miss_count,
+    counters,
+    error_address,
+    pause_address,
+    layer,
+    NUM_PAIRS: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_LAYERS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    PAIR_BLOCK: tl.constexpr,  # noqa: N803
+    SLOT_BLOCK: tl.constexpr,  # noqa: N803
+    LAYER_BLOCK: tl.constexpr,  # noqa: N803
+    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+    POLICY: tl.constexpr,  # noqa: N803
+    HALF_LIFE: tl.constexpr,  # noqa: N803
+):
+    # ---- read
+    experts = tl.arange(0, EXPERT_BLOCK)
+    row = layer * NUM_EXPERTS + experts
+    is_expert = experts < NUM_EXPERTS
+    pairs = tl.arange(0, PAIR_BLOCK)
+    wanted = tl.load(top_k_index + pairs, mask=pairs < NUM_PAIRS, other=-1).to(tl.int32)
+    is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
+    is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
+    slot = tl.load(slot_of + row, mask=is_expert, other=-1)
+    has_slot = slot >= 0
+    state = tl.load(slot_state + slot, mask=has_slot, other=_EMPTY)
+    filled = tl.load(is_filled + slot, mask=has_slot, other=0)
+    old_score = tl.load(score + row, mask=is_expert, other=0.0)
+    layers = tl.arange(0, LAYER_BLOCK)
+    passes_of = tl.load(clock + layers, mask=layers < NUM_LAYERS, other=0)
+    passes = tl.sum(tl.where(layers == layer, passes_of, 0), axis=0) + 1
+    now = tl.load(position) + 1
+    tag = tl.load(next_tag)
+    columns = tl.arange(0, _COUNTERS)
+    counted = tl.load(counters + layer * _COUNTERS + columns)
+    pool_start = tl.load(pools + 2 * layer)
+    pool_end = tl.load(pools + 2 * layer + 1)
+    tl.debug_barrier()
+
+    # ---- observe
+    new_score = _observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
+    tl.store(score + row, new_score, mask=is_requested)
+    tl.store(clock + layer, passes)
+    tl.store(position, now)
+    tl.store(slot_last + slot, now, mask=is_requested & has_slot)
+
+    # ---- decide
+    is_absent = is_requested & (slot < 0)
+    is_late = is_requested & (state == _FETCH) & (filled == 0)
+    num_absent = tl.sum(is_absent.to(tl.int32), axis=0)
+    num_late = tl.sum(is_late.to(tl.int32), axis=0)
+    num_listed = num_late * 0
+    num_evicted = num_late * 0
+    if num_absent + num_late == 0:
+        tl.store(slot_state + slot, _USED, mask=state == _COMPUTE)
+    else:
+        slot, num_listed, num_evicted, tag = _place(
+            slot, is_absent | is_late, layer, now, tag, pool_start, pool_end,
+            slot_of, slot_key, slot_state, slot_tag, slot_last, is_pinned, is_filled, score,
+            miss_slot, miss_key,
+            NUM_SLOTS, NUM_EXPERTS, SLOT_BLOCK, EXPERT_BLOCK,
+        )  # fmt: skip
+        tl.store(next_tag, tag)
+        tl.store(slot_of + row, slot, mask=is_expert)
+
+    # ---- tell
+    tl.store(
+        slot_of_pair + pairs, tl.max(tl.where(is_wanted, slot[:, None], -1), axis=0), mask=pairs < NUM_PAIRS
+    )
+    tl.store(miss_count, num_listed)
+    num_requested = tl.sum(is_requested.to(tl.int32), axis=0)
+    counted += tl.where(columns == _REQUIRED, num_requested, 0)
+    counted += tl.where(columns == _HITS, num_requested - num_absent - num_late, 0)
+    counted += tl.where(columns == _LATE, num_late, 0)
+    counted += tl.where(columns == _MISSES, num_absent, 0)
+    counted += tl.where(columns == _LOADS, num_listed, 0)
+    counted += tl.where(columns == _EVICTIONS, num_evicted, 0)
+    tl.store(counters + layer * _COUNTERS + columns, counted)
+    if num_listed > 0:
+        store_release(pause_address, 1)
+    if num_listed < num_absent + num_late:
+        store_release(error_address, _NO_SLOT_ERROR)
+    if tl.max(wanted, axis=0) >= NUM_EXPERTS:
+        store_release(error_address, _BAD_EXPERT_ERROR)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Scores of a row of experts if all of them were used now; `hetero_scheduler.eviction` has the why."""
+    if POLICY == _LRU:
+        new_score = tl.zeros_like(old_score) + layers_run.to(tl.float64)
+    elif POLICY == _LFU:
+        new_score = old_score + 1.0
+    else:
+        log_now = tl.zeros_like(old_score) + passes.to(tl.float64) / tl.full((), HALF_LIFE, tl.float64)
+        high, low = tl.maximum(old_score, log_now), tl.minimum(old_score, log_now)
+        new_score = high + tl.log2(1.0 + tl.exp2(low - high))
+    return new_score
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(  # type: ignore[no-untyped-def]
+    slot,
+    is_pending,
+    layer,
+    now,
+    tag,
+    pool_start,
+    pool_end,
+    slot_of,
+    slot_key,
+    slot_state,
+    slot_tag,
+    slot_last,
+    is_pinned,
+    is_filled,
+    score,
+    miss_slot,
+    miss_key,
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    SLOT_BLOCK: tl.constexpr,  # noqa: N803
+    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Give each pending expert of the layer a slot and list it.
+
+    Returns (slot, num_listed, num_evicted, tag).
+    """
+    tl.debug_barrier()  # the marks in slot_last are there
+    experts = tl.arange(0, EXPERT_BLOCK)
+    slots = tl.arange(0, SLOT_BLOCK)
+    is_slot = slots < NUM_SLOTS
+    key = tl.load(slot_key + slots, mask=is_slot, other=-1)
+    state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
+    state = tl.where((state == _COMPUTE) & (key // NUM_EXPERTS == layer), _USED, state)
+    last = tl.load(slot_last + slots, mask=is_slot, other=0)
+    pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
+    in_pool = (slots >= pool_start) & (slots < pool_end)
+    is_evictable = in_pool & (state == _USED) & (pinned == 0) & (last != now)
+    rank = tl.load(score + key, mask=is_evictable, other=float("inf"))
+    tl.debug_barrier()
+
+    num_left = tl.sum(is_pending.to(tl.int32), axis=0)
+    num_listed = num_left * 0
+    num_evicted = num_left * 0
+    while num_left > 0:
+        expert = tl.min(tl.where(is_pending, experts, EXPERT_BLOCK), axis=0)
+        is_this = experts == expert
+        is_pending = is_pending & (experts != expert)
+        num_left -= 1
+        chosen = tl.max(tl.where(is_this, slot, -1), axis=0)
+        if chosen >= 0:
+            tl.store(is_filled + chosen, 1)
+        else:
+            first_empty = tl.min(tl.where(in_pool & (state == _EMPTY), slots, SLOT_BLOCK), axis=0)
+            least, least_slot = tl.min(rank, axis=0, return_indices=True)
+            if first_empty < SLOT_BLOCK:
+                chosen = first_empty
+            elif least < float("inf"):
+                chosen = least_slot
+                evicted = tl.load(slot_key + chosen)  # slot_key is written after the loop
+                tl.store(slot_of + evicted, -1)
+                slot = tl.where(layer * NUM_EXPERTS + experts == evicted, -1, slot)
+                num_evicted += 1
+            if chosen >= 0:
+                is_chosen = slots == chosen
+                rank = tl.where(is_chosen, float("inf"), rank)
+                state = tl.where(is_chosen, _USED, state)  # COMPUTE, and released with its layer
+                key = tl.where(is_chosen, layer * NUM_EXPERTS + expert, key)
+                slot = tl.where(is_this, chosen, slot)
+                tl.store(slot_tag + chosen, tag)
+                tl.store(slot_last + chosen, now)
+                tag += 1
+        if chosen >= 0:
+            tl.store(miss_slot + num_listed, chosen)
+            tl.store(miss_key + num_listed, layer * NUM_EXPERTS + expert)
+            num_listed += 1
+    tl.debug_barrier()
+    tl.store(slot_key + slots, key, mask=is_slot)
+    tl.store(slot_state + slots, state, mask=is_slot)
+    return slot, num_listed, num_evicted, tag

@@ -1,0 +1,203 @@
+"""The slab cache's tables on the device: what the slot machine and the eviction policy know, as tensors.
+
+Prefill is driven by the host machine, decode by kernels over these tables. The state goes over both ways,
+exactly: `adopt` before the first captured step, `to_machine` after the last. Addresses never change, so a
+captured graph stays valid over any number of hand-overs.
+
+    slot_of [L, E] ──slot──▶ slot_key, slot_state, slot_tag [S] ──▶ slab at base + slot * record_bytes
+       ▲                                │
+       └────── layer * E + expert ◀─────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from hetero_gpu.slab_cache import CacheStats
+from hetero_scheduler import EvictionPolicy, SlotMachine, SlotState, SlotTable
+from hetero_scheduler.slots import NO_SLOT
+
+MOST_SLOTS, MOST_EXPERTS, MOST_PAIRS = 8192, 512, 128
+"""One thread block holds a table row in registers: these are the largest rows that were tried."""
+
+COUNTERS = tuple(field.name for field in fields(CacheStats))
+NUM_COUNTERS = 16
+"""Columns of `counters`: COUNTERS, then padding to a power of two."""
+
+
+class TableError(IntEnum):
+    """Why a kernel could not do what it was asked. The first of a step to be seen is enough to stop."""
+
+    NONE = 0
+    NO_SLOT = 1
+    BAD_EXPERT = 2
+
+    def explain(self) -> str:
+        """One sentence for a user."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    TableError.NONE: "no error",
+    TableError.NO_SLOT: (
+        "a layer needed more experts than there are slots that may be evicted: too few slabs for top-k times "
+        "rows, or prefetches that never landed hold them"
+    ),
+    TableError.BAD_EXPERT: "the router chose an expert that the model does not have",
+}
+
+
+class DeviceTables:
+    """See the module docstring. All tensors live on `device`; `max_pairs` is the most of tokens * top_k."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        num_layers: int,
+        num_experts: int,
+        max_pairs: int,
+        device: torch.device,
+    ) -> None:
+        """Empty tables. Raises ValueError for sizes beyond what one thread block serves."""
+        for name, value, most in (
+            ("slots", num_slots, MOST_SLOTS),
+            ("experts a layer", num_experts, MOST_EXPERTS),
+            ("tokens times top-k", max_pairs, MOST_PAIRS),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"{value} {name}: the device tables serve 1 to {most}")
+        self.num_slots, self.num_layers, self.num_experts = num_slots, num_layers, num_experts
+        self.max_pairs, self.device = max_pairs, device
+        self.policy, self.half_life = "lru", 1.0
+        self._allocate_slots()
+        self._allocate_outputs()
+
+    def _allocate_slots(self) -> None:
+        by_expert, by_slot = (self.num_layers, self.num_experts), (self.num_slots,)
+        self.slot_of = self._full(by_expert, torch.int32, NO_SLOT)
+        self.slot_key = self._full(by_slot, torch.int32, NO_SLOT)
+        self.slot_state = self._full(by_slot, torch.int32, int(SlotState.EMPTY))
+        self.slot_tag = self._full(by_slot, torch.int64)
+        self.slot_last = self._full(by_slot, torch.int64)
+        """`position` when the slot's expert was last required: what the running layer needs is protected."""
+        self.is_pinned = self._full(by_slot, torch.int8)
+        self.is_filled = self._full(by_slot, torch.int8)
+        """1: the bytes of this FETCH slot were gathered on demand while its prefetch was still under way."""
+        self.pools = self._full((self.num_layers, 2), torch.int32)
+        self.score = self._full(by_expert, torch.float64)
+        self.clock = self._full((self.num_layers,), torch.int64)
+        self.next_tag = self._full((1,), torch.int64, 1)
+        self.position = self._full((1,), torch.int64)
+        """Layers begun since the tables were made; never goes back."""
+
+    def _allocate_outputs(self) -> None:
+        self.slot_of_pair = self._full((self.max_pairs,), torch.int32, NO_SLOT)
+        self.miss_slot = self._full((self.max_pairs,), torch.int32, NO_SLOT)
+        self.miss_key = self._full((self.max_pairs,), torch.int32, NO_SLOT)
+        self.miss_count = self._full((1,), torch.int32)
+        self.programs_done = self._full((1,), torch.int32)
+        """Programs of a running gather that have finished; 0 between gathers."""
+        self.counters = self._full((self.num_layers, NUM_COUNTERS), torch.int64)
+        self.error = self._full((1,), torch.int64)
+        self.pause = self._full((1,), torch.int64)
+        self.error_address, self.pause_address = self.error.data_ptr(), self.pause.data_ptr()
+
+    def _full(self, shape: tuple[int, ...], dtype: torch.dtype, value: int = 0) -> torch.Tensor:
+        return torch.full(shape, value, dtype=dtype, device=self.device)
+
+    # ---- hand-over; each of these waits for the device
+
+    @classmethod
+    def from_machine(
+        cls, machine: SlotMachine, eviction: EvictionPolicy, *, max_pairs: int, device: torch.device
+    ) -> DeviceTables:
+        """Tables of the machine's sizes, holding its state."""
+        tables = cls(
+            num_slots=machine.num_slots,
+            num_layers=machine.num_layers,
+            num_experts=machine.num_experts,
+            max_pairs=max_pairs,
+            device=device,
+        )
+        tables.adopt(machine, eviction)
+        return tables
+
+    def adopt(self, machine: SlotMachine, eviction: EvictionPolicy) -> None:
+        """Take over the state of `machine` and `eviction`; the host changes neither until `to_machine`.
+
+        Policy and half-life are compiled into captured kernels, so they must stay those of the capture.
+        Raises ValueError while the host still fetches something: its copies would land unseen.
+        """
+        if machine.counts().fetch:
+            raise ValueError(
+                f"{machine.counts().fetch} slots are being fetched by the host: drain them first"
+            )
+        self.policy, self.half_life = eviction.name, eviction.half_life
+        self.load(machine.export())
+        bounds = [(pool.start, pool.stop) for pool in map(machine.pool_range, range(self.num_layers))]
+        self._put(self.pools, np.array(bounds, dtype=np.int32))
+        self._put(self.score, eviction.score)
+        self._put(self.clock, eviction.passes)
+
+    def to_machine(self, machine: SlotMachine, eviction: EvictionPolicy) -> None:
+        """Give the state back. Raises ValueError while a prefetch is under way: land them all first."""
+        table = self.export()
+        num_fetching = int(np.count_nonzero(table.state == SlotState.FETCH))
+        if num_fetching:
+            raise ValueError(f"{num_fetching} slots await a prefetch: land them before the host takes over")
+        machine.restore(table)
+        eviction.score[:] = self.score.cpu().numpy()
+        eviction.passes[:] = self.clock.cpu().numpy()
+
+    def load(self, table: SlotTable) -> None:
+        """Hold the slots that `table` says; scores stay."""
+        slot_of = np.full(self.num_layers * self.num_experts, NO_SLOT, dtype=np.int32)
+        held = np.flatnonzero(table.key != NO_SLOT)
+        slot_of[table.key[held]] = held
+        self._put(self.slot_of, slot_of.reshape(self.num_layers, self.num_experts))
+        self._put(self.slot_key, table.key)
+        self._put(self.slot_state, table.state)
+        self._put(self.slot_tag, table.tag)
+        self._put(self.is_pinned, table.is_pinned)
+        self.is_filled.zero_()
+        self.next_tag.fill_(table.next_tag)
+
+    def export(self) -> SlotTable:
+        """The slots as the host machine would describe them."""
+        return SlotTable(
+            state=self.slot_state.cpu().numpy().astype(np.int8),
+            key=self.slot_key.cpu().numpy().copy(),
+            tag=self.slot_tag.cpu().numpy().copy(),
+            is_pinned=self.is_pinned.cpu().numpy().astype(bool),
+            next_tag=int(self.next_tag.item()),
+        )
+
+    def stats(self) -> CacheStats:
+        """What the kernels counted, all layers together, since the tables were made."""
+        return CacheStats(*self.counters.sum(0).tolist()[: len(COUNTERS)])
+
+    def raise_if_failed(self) -> None:
+        """Raise RuntimeError if a kernel reported an error in `error` (a control region has its own word)."""
+        code = TableError(int(self.error.item()))
+        if code is not TableError.NONE:
+            raise RuntimeError(code.explain())
+
+    def check(self) -> None:
+        """Assert that slots are conserved and both tables agree."""
+        table = self.export()
+        machine = SlotMachine(self.num_slots, num_layers=self.num_layers, num_experts=self.num_experts)
+        machine.restore(table)
+        slot_of = self.slot_of.flatten().cpu().numpy()
+        held = np.flatnonzero(slot_of != NO_SLOT)
+        assert held.size == np.count_nonzero(table.key != NO_SLOT), (
+            f"{held.size} experts mapped, slots disagree"
+        )
+        assert (table.key[slot_of[held]] == held).all(), "slot_of and slot_key disagree"
+
+    def _put(self, tensor: torch.Tensor, values: np.ndarray) -> None:
+        tensor.copy_(torch.from_numpy(np.ascontiguousarray(values)))
