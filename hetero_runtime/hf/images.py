@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import AutoImageProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from hetero_runtime.errors import CheckpointError, RequestError
 
@@ -28,7 +28,7 @@ class ImageProcessor:
     def __init__(self, path: Path, config: Any) -> None:
         self._token = int(config.image_token_id)
         try:
-            self._processor = AutoImageProcessor.from_pretrained(path, local_files_only=True)
+            self._processor = AutoImageProcessor.from_pretrained(path, local_files_only=True, backend="pil")
         except (OSError, ValueError, ImportError) as error:
             raise CheckpointError(
                 f"{path}: its image processor cannot be read ({error}). Copy preprocessor_config.json from "
