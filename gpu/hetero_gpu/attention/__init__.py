@@ -29,9 +29,9 @@ def decode_attention(
     """Attend from one token of each row to the keys at its position and before.
 
     `query` `[rows, heads, key_size]`, `keys` `[rows, kv_heads, max_length, key_size]`, `values` the same with
-    its own head size, `positions` `[rows]` (int32 or int64, on the device, below max_length), `sinks`
-    `[heads]`: one logit a head that takes part in the softmax and carries no value. Returns
-    `[rows, heads, value_size]`. No host synchronisation; the same inputs give the same bits.
+    its own head size, `positions` `[rows]` (int32 or int64, on the device; beyond max_length they count as the
+    last), `sinks` `[heads]`: one logit a head that takes part in the softmax and carries no value. Returns
+    `[rows, heads, value_size]`. On a GPU no host synchronisation; the same inputs give the same bits.
     """
     if query.device.type == "cpu":
         from hetero_gpu.attention.reference import decode_attention_reference as implementation

@@ -73,6 +73,7 @@ def decode_attention_split(
         totals,
         form.scaling,
         form.soft_cap or 0.0,
+        max_length,
         query.stride(0),
         query.stride(1),
         *keys.stride()[:3],
@@ -96,6 +97,7 @@ def decode_attention_split(
         positions,
         output if sinks is None else sinks,
         output,
+        max_length,
         HAS_SINKS=sinks is not None,
         SPLIT_SLOTS=triton.next_power_of_2(splits),
         num_warps=4,
@@ -212,6 +214,7 @@ def _attend_split(
     total_pointer,
     scaling,
     soft_cap,
+    max_length,
     query_row,
     query_head,
     key_row,
@@ -236,7 +239,7 @@ def _attend_split(
 ):
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
-    position = tl.load(position_pointer + row).to(tl.int32)
+    position = tl.minimum(tl.load(position_pointer + row).to(tl.int32), max_length - 1)
     start, end = _span(position, split, WINDOW, SPLITS, BLOCK)
     if start >= end:
         return
@@ -294,6 +297,7 @@ def _reduce_splits(
     position_pointer,
     sink_pointer,
     output_pointer,
+    max_length,
     HAS_SINKS: tl.constexpr,
     SPLIT_SLOTS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -305,7 +309,7 @@ def _reduce_splits(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = row * tl.num_programs(1) + head
-    position = tl.load(position_pointer + row).to(tl.int32)
+    position = tl.minimum(tl.load(position_pointer + row).to(tl.int32), max_length - 1)
     splits = tl.arange(0, SPLIT_SLOTS)
     start, end = _span(position, splits, WINDOW, SPLITS, BLOCK)
     is_written = (splits < SPLITS) & (start < end)

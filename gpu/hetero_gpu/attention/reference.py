@@ -21,7 +21,7 @@ def decode_attention_reference(
     group = heads // keys.shape[1]
     output = query.new_empty(rows, heads, values.shape[-1])
     for row in range(rows):
-        end = int(positions[row]) + 1
+        end = min(int(positions[row]) + 1, keys.shape[2])
         first = 0 if form.window is None else max(0, end - form.window)
         seen_keys = keys[row, :, first:end].float().repeat_interleave(group, 0)  # [heads, seen, key_size]
         seen_values = values[row, :, first:end].float().repeat_interleave(group, 0)

@@ -47,6 +47,7 @@ TINY = (
     Case((62,), 63, 3, 1, 24, 16, soft_cap=5.0),
     Case((50,), 100, 20, 1, 48, 32, has_sinks=True, window=33),
     Case((20,), 33, 4, 1, 72, 64),
+    Case((40,), 33, 2, 1, 16, 16),  # beyond the end: counts as the last
 )
 REAL = (
     Case((511,), 16384, 32, 4, 128, 128),

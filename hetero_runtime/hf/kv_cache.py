@@ -1,0 +1,187 @@
+"""Our KV cache behind transformers' cache classes: one buffer a layer, two ways to look at it.
+
+    buffer [rows, kv_heads, max_length, size]
+        row 0   k k k k k k . . . . .        RowLayer: one row during prefill; the host knows its length
+        row 1   k k . . . . . . . . .        StepLayer: all rows during a step; the device knows the lengths
+        row 2   . . . . . . . . . . .
+
+Latent layers keep latent and rotary part side by side, [rows, 1, max_length, rank + rotary]. Layers of linear
+attention keep transformers' own states, one set for all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from hetero_gpu.attention import append_kv
+
+
+class LayerBuffers:
+    """Keys and values of one layer, allocated when the first ones come and never moved."""
+
+    def __init__(self, rows: int, max_length: int, *, is_latent: bool) -> None:
+        self._rows, self._max_length, self._is_latent = rows, max_length, is_latent
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+        self.both: torch.Tensor | None = None
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that fit in a row."""
+        return self._max_length
+
+    def ensure(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffers `[rows, kv_heads, max_length, size]` for keys and values like these."""
+        if self.keys is None or self.values is None:
+            if self._is_latent:
+                self.both = self._allocate(keys, keys.shape[-1] + values.shape[-1])
+                self.keys, self.values = self.both.split([keys.shape[-1], values.shape[-1]], dim=-1)
+            else:
+                self.keys = self._allocate(keys, keys.shape[-1])
+                self.values = self._allocate(values, values.shape[-1])
+        return self.keys, self.values
+
+    def _allocate(self, like: torch.Tensor, size: int) -> torch.Tensor:
+        return like.new_zeros(self._rows, like.shape[1], self._max_length, size)
+
+
+class _BufferLayer(CacheLayerMixin):
+    """What transformers asks of a layer's cache, for both views."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, buffers: LayerBuffers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._buffers = buffers
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._buffers.ensure(key_states, value_states)
+
+    def get_max_length(self) -> int:
+        return self._buffers.max_length
+
+
+class RowLayer(_BufferLayer):
+    """Row `row`, which holds `start` tokens before this pass."""
+
+    def __init__(self, buffers: LayerBuffers, row: int, start: int) -> None:
+        super().__init__(buffers)
+        self._row, self._start = row, start
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write `[1, kv_heads, n, size]` behind what the row holds; returns all of the row so far."""
+        buffers = self._buffers.ensure(key_states, value_states)
+        end = self._start + key_states.shape[2]
+        for buffer, states in zip(buffers, (key_states, value_states), strict=True):
+            buffer[self._row, :, self._start : end] = states[0]
+        keys, values = (buffer[self._row : self._row + 1, :, :end] for buffer in buffers)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self._start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._start + query_length, 0
+
+
+class StepLayer(_BufferLayer):
+    """All rows, each with one new token at its place in `positions` `[rows]`."""
+
+    def __init__(self, buffers: LayerBuffers, positions: torch.Tensor) -> None:
+        super().__init__(buffers)
+        self._positions = positions
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write `[rows, kv_heads, 1, size]` at the positions; returns the whole buffers, for latent layers
+        (latent ‖ rotary, latent)."""
+        keys, values = self._buffers.ensure(key_states, value_states)
+        append_kv((key_states, value_states), (keys, values), self._positions)
+        return (keys, values) if self._buffers.both is None else (self._buffers.both, keys)
+
+    def get_seq_length(self) -> torch.Tensor:  # type: ignore[override]
+        """`[rows]`, on the device. transformers asks only where it is given no positions."""
+        return self._positions
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._buffers.max_length, 0
+
+
+class KvCache:
+    """The caches of all layers. `kinds`: transformers' layer type of each; `latent`: which are latent."""
+
+    def __init__(self, kinds: list[str], *, rows: int, max_length: int, latent: frozenset[int]) -> None:
+        self._layers: list[LayerBuffers | LinearStates] = [
+            LinearStates(rows)
+            if kind == "linear_attention"
+            else LayerBuffers(rows, max_length, is_latent=layer in latent)
+            for layer, kind in enumerate(kinds)
+        ]
+
+    def step_view(self, positions: torch.Tensor) -> Cache:
+        """For steps of all rows; stays valid, and follows `positions`."""
+        return Cache(
+            layers=[
+                layer.all_rows if isinstance(layer, LinearStates) else StepLayer(layer, positions)
+                for layer in self._layers
+            ]
+        )
+
+    def row_view(self, row: int, start: int) -> Cache:
+        """For one prefill pass of `row` behind its first `start` tokens; then `keep_states` of it."""
+        return Cache(
+            layers=[
+                layer.one_row(row, is_empty=start == 0)
+                if isinstance(layer, LinearStates)
+                else RowLayer(layer, row, start)
+                for layer in self._layers
+            ]
+        )
+
+    def keep_states(self, view: Cache, row: int) -> None:
+        """Take over the states that a prefill pass left in `view`, a view of `row`."""
+        for layer, source in zip(self._layers, view.layers, strict=True):
+            if isinstance(layer, LinearStates):
+                layer.keep(source, row)
+
+
+class LinearStates:
+    """Convolution and recurrent states of one layer of linear attention, in transformers' own class.
+
+    `all_rows`: `[rows, ...]`, for steps. Allocated when the first row's states are kept, and never moved.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.all_rows: Any = LinearAttentionLayer()
+
+    def one_row(self, row: int, *, is_empty: bool) -> Any:
+        """The states of one row as a layer of its own; fresh where the row is empty."""
+        layer = LinearAttentionLayer()
+        if not is_empty:
+            _copy_states(self.all_rows, layer, slice(row, row + 1), slice(None))
+        return layer
+
+    def keep(self, source: Any, row: int) -> None:
+        """Take over what a prefill pass left in `source`, a layer that `one_row` gave."""
+        if not self.all_rows.has_previous_state[0]:
+            everywhere = torch.zeros(self._rows, dtype=torch.long, device=source.device)
+            _copy_states(source, self.all_rows, everywhere, slice(None))
+        _copy_states(source, self.all_rows, slice(None), slice(row, row + 1))
+
+
+def _copy_states(source: Any, target: Any, taken: Any, put: Any) -> None:
+    """`target[put] = source[taken]`, for both states; a target that has none gets room for what is taken."""
+    conv, recurrent = source.conv_states[0][taken], source.recurrent_states[0][taken]
+    if not target.has_previous_state[0]:
+        target.lazy_initialization(conv_states=conv, recurrent_states=recurrent)
+        target.has_previous_state[0] = True
+    target.conv_states[0][put].copy_(conv)
+    target.recurrent_states[0][put].copy_(recurrent)

@@ -1,0 +1,147 @@
+"""A fixed number of rows through a transformers model: a prompt into one row, then one token for each.
+
+    prefill(row, ids)   eager, one row
+    step(tokens)        all rows at once, device work alone: capture it once, replay it for every token
+    advance(n)          what the host must know of n steps; before they run
+
+`lengths` lives on the device and is counted up there. The host keeps its own count, so that neither ever asks
+the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from hetero_runtime.errors import RequestError
+from hetero_runtime.hf.attention import install, latent_layers, why_not_capturable
+from hetero_runtime.hf.kv_cache import KvCache
+
+
+class StaticSequences:
+    """`rows` sequences of up to `max_length` tokens each. One for a model: it installs its attention there.
+
+    `lengths` `[rows]` int64, on the device: tokens in each row. A row without a sequence (never filled, or
+    `reset`) takes part in steps with a token of no meaning that is forgotten again; its logits mean nothing.
+    Raises ValueError for a model that `why_not_capturable` names.
+    """
+
+    def __init__(self, model: Any, *, rows: int, max_length: int) -> None:
+        if reason := why_not_capturable(model.config):
+            raise ValueError(f"{type(model).__name__} has no fixed cache: {reason}")
+        self._model, self._max_length = model, max_length
+        self._pass = install(model)
+        accepted = set(inspect.signature(type(model).forward).parameters)
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._has_logits_to_keep = "logits_to_keep" in accepted
+        self._has_image_positions = "image_grid_thw" in accepted
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=model.device)
+        self._growth = torch.zeros_like(self.lengths)  # tokens a step adds to a row: 0 or 1
+        self._offsets = torch.zeros_like(self.lengths)  # of the positions of a prompt with images
+        self._host_lengths: list[int | None] = [None] * rows
+        text = model.config.get_text_config(decoder=True)
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        self._cache = KvCache(list(kinds), rows=rows, max_length=max_length, latent=latent_layers(model))
+        self._step_view = self._cache.step_view(self.lengths)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return len(self._host_lengths)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that fit in a row."""
+        return self._max_length
+
+    def length(self, row: int) -> int:
+        """Tokens in `row`, as the host counts them; 0 for a row without a sequence."""
+        return self._host_lengths[row] or 0
+
+    @torch.inference_mode()
+    def prefill(
+        self, row: int, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Append `ids` `[n]` to `row` and return the logits of the last one, `[vocab]` float32.
+
+        `images`: the model's own image inputs, only for an empty row. Raises RequestError over max_length.
+        """
+        start = self.length(row)
+        self._go_on_or_raise(start + len(ids))
+        assert images is None or start == 0, "images come with the beginning of a row"
+        view = self._cache.row_view(row, start)
+        arguments: dict[str, Any] = images or {}
+        if not images:
+            positions = torch.arange(start, start + len(ids), device=ids.device)[None]
+            arguments["position_ids"] = self._position_ids(positions, self._offsets[row])
+        logits = self._forward(ids[None], view, arguments)[0]
+        if images:
+            self._offsets[row] = self._model.model.rope_deltas.reshape(())
+        self._cache.keep_states(view, row)
+        self._set_length(row, start + len(ids))
+        return logits
+
+    @torch.inference_mode()
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append one token to each row: `tokens` `[rows]` to logits `[rows, vocab]` float32.
+
+        Device work alone, on buffers that never move. The first prefill allocates them, so it comes first.
+        """
+        self._pass.positions = self.lengths
+        try:
+            position_ids = self._position_ids(self.lengths[:, None], self._offsets[:, None])
+            logits = self._forward(tokens[:, None], self._step_view, {"position_ids": position_ids})
+        finally:
+            self._pass.positions = None
+        self.lengths.add_(self._growth)
+        return logits
+
+    def advance(self, num_steps: int = 1) -> None:
+        """Count `num_steps` steps that are about to run. Raises RequestError, and counts none, when a row has
+        no room for them."""
+        longer = [None if length is None else length + num_steps for length in self._host_lengths]
+        self._go_on_or_raise(max((length for length in longer if length is not None), default=0))
+        self._host_lengths = longer
+
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`advance` and `step`, for callers that do not capture."""
+        self.advance()
+        return self.step(tokens)
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of `row`. Layers of linear attention cannot go back."""
+        assert 0 < length <= self.length(row), f"row {row} holds {self.length(row)} tokens, not {length}"
+        self._set_length(row, length)
+
+    def reset(self, row: int) -> None:
+        """Empty `row`; steps then pass it by."""
+        self._host_lengths[row] = None
+        for tensor in (self.lengths, self._growth, self._offsets):
+            tensor[row] = 0
+
+    def _set_length(self, row: int, length: int) -> None:
+        self._host_lengths[row] = length
+        self.lengths[row] = length
+        self._growth[row] = 1
+
+    def _position_ids(self, positions: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        """`[rows, n]`; where images have positions, three equal sets of them (time, height, width)."""
+        if not self._has_image_positions:
+            return positions
+        return (positions + offset).expand(3, *positions.shape)
+
+    def _forward(self, ids: torch.Tensor, cache: Any, arguments: dict[str, Any]) -> torch.Tensor:
+        """Logits of the last token of each row, `[rows, vocab]` float32."""
+        kept = {"logits_to_keep": 1} if self._has_logits_to_keep else {}
+        output = self._model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **kept, **arguments)
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _go_on_or_raise(self, length: int) -> None:
+        if length > self._max_length:
+            raise RequestError(
+                f"{length} tokens do not fit in a row of {self._max_length}; shorten the prompt or the "
+                "answer, or raise execution.max_length"
+            )

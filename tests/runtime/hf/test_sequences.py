@@ -1,0 +1,175 @@
+"""Rows in our fixed cache against transformers' own cache and attention, greedy tokens over 64 steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, OlmoeConfig
+
+from hetero_runtime.errors import RequestError
+from hetero_runtime.hf.attention import why_not_capturable
+from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.hf.sequences import StaticSequences
+from tests.architectures import (
+    ARCHITECTURES,
+    QUANTIZED,
+    build_checkpoint,
+    image_inputs,
+    prompt_ids,
+    reference_model,
+)
+
+COVERED = tuple(name for name in ARCHITECTURES if name not in (*QUANTIZED, "DeepseekV4"))
+STEPS = 64
+
+
+def _greedy(model: Any, prompt: torch.Tensor, *, num_steps: int, images: Any = None) -> list[int]:
+    """By transformers' own cache and attention."""
+    state = SequenceState(model)
+    tokens = [int(state.extend(prompt, images).argmax())]
+    for _ in range(num_steps):
+        tokens.append(int(state.extend(torch.tensor(tokens[-1:])).argmax()))
+    return tokens
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_rows_at_different_positions_say_what_transformers_says(name: str, tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    prompts = [prompt_ids(11, seed=1)[0], prompt_ids(3, seed=2)[0]]
+    expected = [_greedy(model, prompt, num_steps=STEPS) for prompt in prompts]
+    sequences = StaticSequences(model, rows=3, max_length=96)
+    said = [[int(sequences.prefill(2, prompts[0]).argmax())], []]
+    tokens = torch.zeros(3, dtype=torch.long)
+    for step in range(STEPS):
+        if step == 10:  # the second row joins while the first goes on
+            said[1].append(int(sequences.prefill(0, prompts[1]).argmax()))
+        tokens[2] = said[0][-1]
+        tokens[0] = said[1][-1] if said[1] else 0
+        logits = sequences.decode(tokens)
+        said[0].append(int(logits[2].argmax()))
+        if said[1]:
+            said[1].append(int(logits[0].argmax()))
+    assert said[0] == expected[0]
+    assert said[1] == expected[1][: len(said[1])] and len(said[1]) == STEPS - 9
+    assert sequences.lengths.tolist() == [3 + STEPS - 10, 0, 11 + STEPS]
+    assert [sequences.length(row) for row in range(3)] == sequences.lengths.tolist()
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss", "Qwen3Next", "DeepseekV3"])
+def test_prompt_may_come_in_parts_and_a_row_may_be_used_again(name: str, tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    prompt, other = prompt_ids(20, seed=1)[0], prompt_ids(5, seed=2)[0]
+    expected, expected_other = SequenceState(model).extend(prompt), SequenceState(model).extend(other)
+    sequences = StaticSequences(model, rows=2, max_length=32)
+    sequences.prefill(1, prompt[:7])
+    torch.testing.assert_close(sequences.prefill(1, prompt[7:]), expected, rtol=1e-4, atol=1e-4)
+    sequences.reset(1)
+    assert sequences.length(1) == 0
+    torch.testing.assert_close(sequences.prefill(1, other), expected_other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Olmoe", "GptOss", "DeepseekV2"])
+def test_other_caches_keep_working_once_our_attention_is_installed(name: str, tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    prompt = prompt_ids(12)[0]
+    expected = _greedy(model, prompt, num_steps=12)
+    StaticSequences(model, rows=1, max_length=32)
+    assert _greedy(model, prompt, num_steps=12) == expected
+
+
+def test_images_come_with_the_prompt(tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint("Qwen3VLMoe", tmp_path))
+    inputs = image_inputs()
+    ids = inputs.pop("input_ids")[0]
+    images = {name: inputs[name] for name in ("pixel_values", "image_grid_thw", "mm_token_type_ids")}
+    expected = _greedy(model, ids, num_steps=16, images=images)
+    sequences = StaticSequences(model, rows=2, max_length=96)
+    said = [int(sequences.prefill(1, ids, images).argmax())]
+    for _ in range(16):
+        said.append(int(sequences.decode(torch.tensor([0, said[-1]]))[1].argmax()))
+    assert said == expected
+
+
+def test_truncated_row_goes_on_from_there(tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint("Qwen3Moe", tmp_path))
+    prompt = prompt_ids(9)[0]
+    expected = SequenceState(model).extend(prompt)
+    sequences = StaticSequences(model, rows=1, max_length=16)
+    sequences.prefill(0, prompt[:8])
+    for _ in range(3):
+        sequences.decode(torch.tensor([7]))
+    sequences.truncate(0, 8)
+    torch.testing.assert_close(sequences.decode(prompt[8:])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_full_row_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint("Olmoe", tmp_path))
+    sequences = StaticSequences(model, rows=1, max_length=8)
+    with pytest.raises(RequestError, match="9 tokens do not fit in a row of 8"):
+        sequences.prefill(0, prompt_ids(9)[0])
+    sequences.prefill(0, prompt_ids(7)[0])
+    sequences.decode(torch.tensor([3]))
+    with pytest.raises(RequestError, match="9 tokens do not fit"):
+        sequences.decode(torch.tensor([3]))
+    assert sequences.length(0) == 8
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_which_models_can_be_captured(name: str, tmp_path: Path) -> None:
+    reason = why_not_capturable(AutoConfig.from_pretrained(build_checkpoint(name, tmp_path)))
+    assert (reason is not None) == (name == "DeepseekV4"), reason
+
+
+_SYNCHRONISING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "is_nonzero",
+    "_unique2",
+    "masked_select",
+    "equal",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "bincount",
+    "_assert_async",
+}
+"""Operations that make a GPU and its host wait for one another, or copy a literal to it."""
+
+
+class _Spy(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(function.name().partition("::")[2].partition(".")[0])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_step_never_asks_the_host(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With experts and attention that do not, as on a GPU."""
+
+    def decode_attention(query: torch.Tensor, keys: Any, values: torch.Tensor, **_: Any) -> torch.Tensor:
+        return query.new_zeros(*query.shape[:2], values.shape[-1])
+
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    model.set_experts_implementation("batched_mm")
+    sequences = StaticSequences(model, rows=2, max_length=16)
+    sequences.prefill(0, prompt_ids(4)[0])
+    monkeypatch.setattr("hetero_runtime.hf.attention.decode_attention", decode_attention)
+    monkeypatch.setattr("hetero_runtime.hf.kv_cache.append_kv", lambda *_: None)
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    tokens = torch.tensor([3, 4])
+    with _Spy() as spy:
+        sequences.step(tokens)
+    assert spy.seen, "nothing was watched"
+    assert spy.seen & _SYNCHRONISING == set()
+
+
+def test_dynamic_rope_needs_the_host() -> None:
+    config = OlmoeConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    assert "dynamic" in (why_not_capturable(config) or "")
