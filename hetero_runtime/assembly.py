@@ -54,9 +54,9 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     """Load the model that `config` names. On any error nothing stays allocated."""
     device = torch.device(config.device)
     checkpoint = Checkpoint.open(config.model.path)
+    skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
     tokenizer = load_tokenizer(checkpoint.path)
     end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
-    skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)

@@ -17,10 +17,10 @@ Inside each pass transformers runs the model and calls `orchestrator.run_layer` 
 
 from __future__ import annotations
 
-import json
+import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 from hetero_runtime.assembly import Parts, assemble
-from hetero_runtime.config import Config, ResolvedConfig, load_config
+from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.errors import RequestError
 from hetero_runtime.experts.store import Progress
 from hetero_runtime.generation import (
@@ -43,6 +43,7 @@ from hetero_runtime.generation import (
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prompt import Prompt, PromptReader
 from hetero_runtime.row import Row, Shared
+from hetero_runtime.source import config_from
 from hetero_runtime.stats import EngineStats, StatsRecorder
 from hetero_runtime.turns import Turns
 
@@ -210,22 +211,6 @@ class Engine:
         self.close()
 
 
-def config_from(source: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
-    """The configuration that `Engine.load` means: a model folder stands for a file that only names it."""
-    flat = [f"{path}={json.dumps(value)}" for path, value in _leaves(overrides)]
-    if isinstance(source, str | Path) and Path(source).is_dir():
-        return load_config({"model": {"path": str(source)}}, overrides=flat)
-    return load_config(source, overrides=flat)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def _request(params: SamplingParams | None, options: RequestOptions) -> Request:
     """A request without its prompt yet."""
     sampling: dict[str, Any] = dict(options)
@@ -237,5 +222,9 @@ def _request(params: SamplingParams | None, options: RequestOptions) -> Request:
             f"unknown option {', '.join(unknown)}; known: cancel, timeout_s, "
             f"{', '.join(SamplingParams.__dataclass_fields__)}"
         )
+    if not isinstance(cancel, CancelToken):
+        raise RequestError(f"cancel is {cancel!r:.40}; give a CancelToken")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and math.isfinite(timeout_s)):
+        raise RequestError(f"timeout_s is {timeout_s!r:.40}; give seconds, or None to wait for ever")
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     return Request((), replace(params or SamplingParams(), **sampling), cancel, deadline_s)

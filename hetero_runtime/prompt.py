@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,11 +49,11 @@ class PromptReader:
             return self._checked(ReadPrompt(ids, ids, None), params)
         if isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt) and prompt:
             return self._checked(self._read_messages(prompt), params)  # type: ignore[arg-type]
-        if isinstance(prompt, Sequence) and all(isinstance(part, int) for part in prompt):
-            ids = tuple(prompt)
+        if isinstance(prompt, Sequence) and all(_is_token_id(part) for part in prompt):
+            ids = tuple(int(part) for part in prompt)  # type: ignore[arg-type]
             return self._checked(ReadPrompt(ids, ids, None), params)
         raise RequestError(
-            f"the prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a list of "
+            f"the prompt is a {_describe(prompt)}; give a text, a list of token ids, or a list of "
             'messages [{"role": "user", "content": "..."}]'
         )
 
@@ -79,3 +80,15 @@ class PromptReader:
 
             self._processor = ImageProcessor(self._path, self._config)
         return self._processor
+
+
+def _is_token_id(part: object) -> bool:
+    """Whole numbers, numpy's as well; True and False count as none."""
+    return isinstance(part, Integral) and not isinstance(part, bool)
+
+
+def _describe(prompt: object) -> str:
+    name = type(prompt).__name__
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        return name
+    return f"{name} of {' and '.join(sorted({type(part).__name__ for part in prompt}))}"

@@ -42,7 +42,13 @@ class ImageProcessor:
                 f"the prompt has {ids.count(self._token)} image place-holders and {len(images)} images; "
                 "give one image for each place-holder"
             )
-        pixels = self._processor(images=list(images), return_tensors="pt")
+        try:
+            pixels = self._processor(images=list(images), return_tensors="pt")
+        except ValueError as error:
+            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+            raise RequestError(
+                f"the model's image processor refuses an image of {sizes} pixels: {error}"
+            ) from error
         num_tokens = iter(pixels["image_grid_thw"].prod(-1) // self._processor.merge_size**2)
         expanded: list[int] = []
         for token in ids:

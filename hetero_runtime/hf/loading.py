@@ -53,7 +53,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     `dtype`: float32, bfloat16 or float16, of the computation and of what is no routed expert.
     """
     architecture = architecture_of(checkpoint.config)
-    config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+    config = _read_config(checkpoint.path)
     compute_dtype = DTYPES[dtype]
     quantizer, config = _quantizer(config, device)
     if architecture.is_text_part:
@@ -124,6 +124,17 @@ def _mark_experts_as_loaded(skeleton: Skeleton) -> set[str]:
     return names
 
 
+def _read_config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"{path / 'config.json'}: transformers {transformers.__version__} does not understand it "
+            f"({reason}); download the file again, or install the release of transformers that it needs"
+        ) from error
+
+
 def ask_to_dequantize(config: Any) -> bool:
     """Have transformers dequantize what it loads itself. False, with nothing changed, for a plain checkpoint.
 
@@ -132,10 +143,11 @@ def ask_to_dequantize(config: Any) -> bool:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
         return False
-    settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    if settings.get("quant_method") not in ("fp8", "mxfp4"):
+    settings = quantization.to_dict() if hasattr(quantization, "to_dict") else quantization
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if method not in ("fp8", "mxfp4"):
         raise CheckpointError(
-            f"quantization {settings.get('quant_method')!r} is not covered by this version. "
+            f"quantization {method!r} is not covered by this version. "
             "Covered: none (bf16, fp16, fp32), fp8 (block-wise), mxfp4"
         )
     config.quantization_config = {**settings, "dequantize": True}

@@ -10,24 +10,41 @@ from transformers import AutoTokenizer
 
 from hetero_runtime.errors import CheckpointError
 
+_COPY = "Copy tokenizer.json and tokenizer_config.json from where the model came from."
+_PROBE = "a"
+
 
 def load_tokenizer(path: Path) -> Any:
     """The checkpoint's own tokenizer, from local files alone. Raises CheckpointError when there is none."""
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{path}: the tokenizer cannot be read ({error}). Copy tokenizer.json and tokenizer_config.json "
-            "from where the model came from."
-        ) from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: the tokenizer cannot be read ({reason}). {_COPY}") from error
+    # without its files, transformers makes some models a tokenizer of no words
+    if set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
+        raise CheckpointError(f"{path}: holds no tokenizer: it has no token for {_PROBE!r}. {_COPY}")
+    return tokenizer
 
 
 def eos_token_ids(path: Path, config: dict[str, Any], tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text: generation_config.json's, else config.json's, else the tokenizer's."""
-    generation = path / "generation_config.json"
-    candidates = [json.loads(generation.read_text()).get("eos_token_id")] if generation.is_file() else []
-    candidates += [config.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)]
+    generation = _generation_config(path / "generation_config.json")
+    candidates = [generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id]
     for ids in candidates:
         if ids is not None:
             return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset()
+
+
+def _generation_config(file: Path) -> dict[str, Any]:
+    """Empty when there is no such file: a checkpoint may do without."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}); download it again, or remove it") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: is not a JSON object; download it again, or remove it")
+    return value
