@@ -159,6 +159,22 @@ class SlabCache:
         for layer in range(self._machine.num_layers):
             self._machine.release_layer(layer)
 
+    def lend(self, take: Callable[[SlotMachine, EvictionPolicy], None]) -> None:
+        """Let `take` read or replace the state of machine and policy, with no copy under way.
+
+        Waits for all copies; prefetched experts become evictable. The next copy into any slab starts after
+        what the compute stream has been given until now.
+        """
+        self._copier.synchronize()
+        for slot in self._in_flight:
+            if self._machine.state(slot) is SlotState.FETCH:
+                self._machine.land(slot, self._machine.tag(slot))
+        self._in_flight.clear()
+        self.settle()
+        take(self._machine, self._eviction)
+        fence = self._copier.fence()
+        self._last_read = {} if fence is None else dict.fromkeys(range(self._machine.num_slots), fence)
+
     def pin(self, key: ExpertKey) -> None:
         """Load `key` if need be and keep it for good (the pinned prefix)."""
         if self.lookup(key) is Lookup.MISS:

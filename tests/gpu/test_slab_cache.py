@@ -118,3 +118,15 @@ def test_pinned_experts_stay() -> None:
     for expert in range(1, 5):
         rig.execute(*keys(1, expert))
     assert rig.cache.lookup(ExpertKey(0, 0)) is Lookup.HIT
+
+
+def test_lending_waits_for_copies_and_leaves_everything_evictable() -> None:
+    rig = Rig(3)
+    rig.cache.prefetch(ExpertKey(1, 4))
+    rig.cache.load(ExpertKey(0, 0))
+    lent: list[object] = []
+    rig.cache.lend(lambda machine, eviction: lent.extend((machine.counts(), eviction)))
+    assert lent == [(1, 0, 0, 2), rig.eviction]
+    assert not rig.copier.pending
+    rig.execute(*keys(1, 4))
+    assert rig.cache.stats().hits == 1
