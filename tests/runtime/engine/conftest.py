@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from hetero_runtime.engine import Engine
 from hetero_runtime.hf.forward import SequenceState
 from tests.architectures import build_checkpoint, prompt_ids, reference_model
 from tests.runtime.engine.answers import Answer, aligned, transformers_answer
+from tests.runtime.engine.rest import Banks, assert_at_rest, engine_threads, num_open_files
+from tests.runtime.engine.serving import OPTIONS, PROMPTS, Alone, Serve, load
 
 NUM_TOKENS = 64
 PROMPT = prompt_ids(17)
@@ -62,3 +65,37 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     monkeypatch.setattr(SequenceState, "extend", recording_extend)
     return seen
+
+
+@pytest.fixture
+def banks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Banks]:
+    """The host banks that a test makes; after it no bank, no open file and no thread is left."""
+    banks, num_files = Banks(monkeypatch), num_open_files()
+    yield banks
+    assert banks.num_open == 0
+    assert num_open_files() == num_files
+    assert engine_threads() == []
+
+
+@pytest.fixture
+def alone(checkpoint: MakeCheckpoint, device: str) -> Iterator[Alone]:
+    """`alone(prompt, **options)`: what an engine says that serves nobody else and holds all experts."""
+    with load(checkpoint("Qwen3Moe"), device, slabs="all") as engine:
+        yield lambda prompt, **options: engine.generate(prompt, **{**OPTIONS, **options})
+
+
+@pytest.fixture
+def serve(checkpoint: MakeCheckpoint, device: str, alone: Alone) -> Iterator[Serve]:
+    """`serve(max_rows=2)`: an engine that after the test is at rest and still serves."""
+    engines: list[Engine] = []
+
+    def start(**options: Any) -> Engine:
+        engines.append(load(checkpoint("Qwen3Moe"), device, **options))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        assert_at_rest(engine)
+        assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone(PROMPTS[0]).token_ids
+        engine.close()
+    assert engine_threads() == []

@@ -6,7 +6,10 @@ import os
 import threading
 import time
 
+import pytest
+
 from hetero_runtime.engine import Engine
+from hetero_runtime.experts.bank import HostBank
 
 PATIENCE_S = 10.0
 
@@ -36,3 +39,25 @@ def engine_threads() -> list[str]:
         if not names or time.monotonic() > deadline:
             return names
         time.sleep(0.01)
+
+
+class Banks:
+    """Every host bank that was made, so that none is left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._made: list[HostBank] = []
+        make = HostBank.__init__
+
+        def making(bank: HostBank, num_bytes: int) -> None:
+            make(bank, num_bytes)
+            self._made.append(bank)
+
+        monkeypatch.setattr(HostBank, "__init__", making)
+
+    @property
+    def num_made(self) -> int:
+        return len(self._made)
+
+    @property
+    def num_open(self) -> int:
+        return sum(bank._bytes is not None for bank in self._made)

@@ -1,0 +1,24 @@
+"""What the tests of serving ask, and of which engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hetero_runtime.engine import Engine
+from hetero_runtime.generation import Completion
+from tests.architectures import prompt_ids
+
+PROMPTS = [prompt_ids(5 + 7 * seed, seed=seed)[0].tolist() for seed in range(8)]
+OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+
+Alone = Callable[..., Completion]
+Serve = Callable[..., Engine]
+
+
+def load(folder: Path, device: str, *, max_rows: int = 2, **memory: Any) -> Engine:
+    return Engine.load(
+        folder, device=device, memory=memory or {"residency": 0.25}, execution={"max_rows": max_rows}
+    )
