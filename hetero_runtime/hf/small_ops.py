@@ -1,0 +1,126 @@
+"""One launch where transformers' modules take many: RMS norms and softmax routers.
+
+A module is replaced only after it and the kernel gave the same on random input, on the spot, with the
+module's own weights; whatever fails is left as it is. Which variant a module is comes out of that comparison,
+not out of its name. For models on a GPU. A router that a policy steers must not be replaced: the kernel
+chooses the best, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from hetero_gpu.norms import NormForm, rms_norm
+from hetero_gpu.router import route
+
+_NORM_FORMS = tuple(
+    NormForm(adds_one, rounds_first) for adds_one in (False, True) for rounds_first in (True, False)
+)
+_CHECKED_TOKENS = 32
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""Relative. Half types: two units in the last place. float32: sums are made in another order."""
+
+Forward = Callable[..., Any]
+
+
+class SmallOps(NamedTuple):
+    """What was replaced. `left`: modules of a kind that can be, but that compute something else."""
+
+    num_norms: int
+    num_routers: int
+    left: tuple[str, ...]
+
+
+@torch.inference_mode()
+def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
+    """Replace what can be in `model`; `routers=False` leaves routers alone."""
+    num_norms, num_routers, left = 0, 0, []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind.endswith("RMSNorm") and hasattr(module, "weight"):
+            forward = _norm_forward(module, model.dtype)
+            num_norms += forward is not None
+        elif routers and kind.lower().endswith("topkrouter"):
+            forward = _router_forward(module, model.dtype)
+            num_routers += forward is not None
+        else:
+            continue
+        if forward is None:
+            left.append(name)
+        else:
+            module.forward = forward
+    return SmallOps(num_norms, num_routers, tuple(left))
+
+
+def remove_small_ops(model: Any) -> None:
+    """Give every module its own forward back."""
+    for module in model.modules():
+        if getattr(module.__dict__.get("forward"), "is_small_op", False):
+            del module.forward
+
+
+def _norm_forward(module: Any, dtype: torch.dtype) -> Forward | None:
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = module.weight
+    if eps is None or weight.dim() != 1:
+        return None
+    hidden = torch.randn(_CHECKED_TOKENS, weight.shape[0], device=weight.device, dtype=dtype)
+    stock = module(hidden)
+    errors = {form: _error(rms_norm(hidden, weight, eps=eps, form=form), stock) for form in _NORM_FORMS}
+    form = min(errors, key=errors.__getitem__)
+    if errors[form] > _TOLERANCE[dtype]:
+        return None
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_states, module.weight, eps=eps, form=form)
+
+    return _marked(forward)
+
+
+def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
+    """Softmax and top-k, in either order, with or without a bias. Logits stay a matrix product of torch's."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+    hidden = torch.randn(_CHECKED_TOKENS, weight.shape[1], device=weight.device, dtype=dtype)
+    try:
+        stock = module(hidden)
+        logits = functional.linear(hidden, weight, bias)
+    except (TypeError, RuntimeError):  # takes more than hidden states, or computes in a type of its own
+        return None
+    top_k = stock[2].shape[-1]
+    if logits.dtype != stock[0].dtype or not torch.equal(logits, stock[0]):
+        return None
+    for is_renormalised in (False, True):
+        weights, indices = route(logits, top_k=top_k, is_renormalised=is_renormalised, dtype=stock[1].dtype)
+        is_same_choice = torch.equal(logits.gather(1, indices), logits.gather(1, stock[2]))
+        if is_same_choice and _error(weights, stock[1]) <= _TOLERANCE[dtype]:
+            return _marked(_make_router(module, top_k, is_renormalised, stock[1].dtype))
+    return None
+
+
+def _make_router(module: Any, top_k: int, is_renormalised: bool, dtype: torch.dtype) -> Forward:
+    bias = getattr(module, "bias", None)
+
+    def forward(hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = functional.linear(hidden, module.weight, bias)
+        weights, indices = route(logits, top_k=top_k, is_renormalised=is_renormalised, dtype=dtype)
+        return logits, weights, indices
+
+    return forward
+
+
+def _marked(forward: Forward) -> Forward:
+    forward.is_small_op = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest error relative to the largest value of the vector; infinite for another type or shape."""
+    if output.dtype != expected.dtype or output.shape != expected.shape:
+        return float("inf")
+    scale = expected.float().abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    return float(((output.float() - expected.float()).abs() / scale).max())
