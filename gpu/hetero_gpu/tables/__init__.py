@@ -11,8 +11,19 @@ tables.to_machine(machine, eviction)     and back
 
 from __future__ import annotations
 
+from hetero_gpu.control.fault import TableError
 from hetero_gpu.tables.ensure import ensure
 from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
-from hetero_gpu.tables.state import DeviceTables, TableError
+from hetero_gpu.tables.prefetch import create_prefetch, land
+from hetero_gpu.tables.state import DeviceTables
 
-__all__ = ["DeviceTables", "MappedBank", "TableError", "ensure", "gather", "gather_reference"]
+__all__ = [
+    "DeviceTables",
+    "MappedBank",
+    "TableError",
+    "create_prefetch",
+    "ensure",
+    "gather",
+    "gather_reference",
+    "land",
+]

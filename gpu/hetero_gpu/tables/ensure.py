@@ -25,8 +25,9 @@ import torch
 import triton
 import triton.language as tl
 
+from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import store_release
-from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables, TableError
+from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import EVICTION_POLICIES, SlotState
 
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))

@@ -12,11 +12,12 @@ captured graph stays valid over any number of hand-overs.
 from __future__ import annotations
 
 from dataclasses import fields
-from enum import IntEnum
 
 import numpy as np
 import torch
 
+from hetero_gpu.control.fault import TableError
+from hetero_gpu.control.region import ControlRegion, Word
 from hetero_gpu.slab_cache import CacheStats
 from hetero_scheduler import EvictionPolicy, SlotMachine, SlotState, SlotTable
 from hetero_scheduler.slots import NO_SLOT
@@ -27,28 +28,6 @@ MOST_SLOTS, MOST_EXPERTS, MOST_PAIRS = 8192, 512, 128
 COUNTERS = tuple(field.name for field in fields(CacheStats))
 NUM_COUNTERS = 16
 """Columns of `counters`: COUNTERS, then padding to a power of two."""
-
-
-class TableError(IntEnum):
-    """Why a kernel could not do what it was asked. The first of a step to be seen is enough to stop."""
-
-    NONE = 0
-    NO_SLOT = 1
-    BAD_EXPERT = 2
-
-    def explain(self) -> str:
-        """One sentence for a user."""
-        return _EXPLANATIONS[self]
-
-
-_EXPLANATIONS = {
-    TableError.NONE: "no error",
-    TableError.NO_SLOT: (
-        "a layer needed more experts than there are slots that may be evicted: too few slabs for top-k times "
-        "rows, or prefetches that never landed hold them"
-    ),
-    TableError.BAD_EXPERT: "the router chose an expert that the model does not have",
-}
 
 
 class DeviceTables:
@@ -106,9 +85,18 @@ class DeviceTables:
         self.error = self._full((1,), torch.int64)
         self.pause = self._full((1,), torch.int64)
         self.error_address, self.pause_address = self.error.data_ptr(), self.pause.data_ptr()
+        self.num_emitted = self._full((1,), torch.int64)
+        self.num_landed = self._full((1,), torch.int64)
+        """Prefetch tasks sent, and landings taken note of; the difference is on its way."""
 
     def _full(self, shape: tuple[int, ...], dtype: torch.dtype, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=dtype, device=self.device)
+
+    def attach(self, region: ControlRegion) -> None:
+        """Report errors and pauses in `region`; before anything is captured or a worker starts."""
+        region.restart(int(self.num_emitted.item()))
+        self.error_address = region.address(Word.ERROR)
+        self.pause_address = region.address(Word.PAUSE)
 
     # ---- hand-over; each of these waits for the device
 
@@ -176,6 +164,14 @@ class DeviceTables:
             is_pinned=self.is_pinned.cpu().numpy().astype(bool),
             next_tag=int(self.next_tag.item()),
         )
+
+    def drop_prefetches(self) -> None:
+        """FETCH→EMPTY, after the worker was closed without landing them: none of its copies is under way."""
+        table = self.export()
+        fetching = table.state == SlotState.FETCH
+        table.state[fetching], table.key[fetching] = SlotState.EMPTY, NO_SLOT
+        self.load(table)
+        self.num_landed.copy_(self.num_emitted)
 
     def stats(self) -> CacheStats:
         """What the kernels counted, all layers together, since the tables were made."""

@@ -1,0 +1,169 @@
+"""The prefetch worker's loop: compiled, without the GIL, talking only through the control region.
+
+One turn:
+
+    1  a task, unless the device gathers misses or as many copies as allowed are under way
+         stale (its layer has begun) → landing DROPPED
+         else copy, then event
+    2  the oldest copy, if its event has come → landing ARRIVED
+    3  after many turns with nothing to do: sleep a little
+
+Tags only grow; a task whose tag does not was read from a broken ring and ends the loop. Whatever ends it, the
+copies under way are waited for (within bounds), so that no memory is freed beneath one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from hetero_gpu.control.host_atomics import (
+    call_copy,
+    call_query,
+    call_record,
+    call_sleep,
+    load_acquire,
+    store_release,
+)
+from hetero_gpu.control.region import ENTRY_WORDS, WORD_BYTES, Landed, Word
+
+NOT_READY = 600
+"""cudaErrorNotReady: the event has not come yet."""
+BAD_TASK, STUCK_COPY = -1, -2
+"""Ends of the loop that are not error codes of the copy engine."""
+
+_ENTRY_BYTES = ENTRY_WORDS * WORD_BYTES
+_POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP = (
+    WORD_BYTES * word
+    for word in (
+        Word.POSITION,
+        Word.PAUSE,
+        Word.TASK_TAIL,
+        Word.LANDING_TAIL,
+        Word.HEARTBEAT,
+        Word.STOP,
+    )
+)
+_DROPPED, _ARRIVED = int(Landed.DROPPED), int(Landed.ARRIVED)
+_IDLE_TURNS, _IDLE_US = 2000, 20
+_LAST_TURNS, _LAST_US = 100_000, 100
+"""Ten seconds for copies that are still under way at the end."""
+
+
+class Wiring(NamedTuple):
+    """All addresses that the loop needs, int64."""
+
+    region: int
+    tasks: int
+    landings: int
+    ring_size: int
+    bank: int
+    slabs: int
+    record_bytes: int
+    num_slots: int
+    num_keys: int
+    stream: int
+    copy: int
+    record: int
+    query: int
+    sleep: int
+
+
+def _njit(function: Any) -> Any:
+    return numba.njit(nogil=True, boundscheck=False)(function)
+
+
+@_njit
+def _word(address: Any, index: Any) -> Any:
+    return load_acquire(address + index * WORD_BYTES)
+
+
+@_njit
+def _report(wiring: Any, slot: Any, tag: Any, status: Any) -> None:
+    landed = load_acquire(wiring.region + _LANDING_TAIL)
+    entry = wiring.landings + (landed % wiring.ring_size) * _ENTRY_BYTES
+    store_release(entry, slot)
+    store_release(entry + WORD_BYTES, tag)
+    store_release(entry + 2 * WORD_BYTES, status)
+    store_release(wiring.region + _LANDING_TAIL, landed + 1)
+
+
+@_njit
+def _start_copy(wiring: Any, key: Any, slot: Any, event: Any) -> Any:
+    """0, or the copy engine's error code."""
+    to = wiring.slabs + slot * wiring.record_bytes
+    source = wiring.bank + key * wiring.record_bytes
+    code = call_copy(wiring.copy, to, source, wiring.record_bytes, wiring.stream)
+    if code == 0:
+        code = call_record(wiring.record, event, wiring.stream)
+    return code
+
+
+@_njit
+def _wait_for_last(wiring: Any, events: Any, oldest: Any, newest: Any) -> Any:
+    """Wait for the copies still under way. 0, or why one did not end."""
+    for _ in range(_LAST_TURNS):
+        while oldest < newest:
+            code = call_query(wiring.query, events[oldest % events.size])
+            if code == NOT_READY:
+                break
+            if code != 0:
+                return code
+            oldest += 1
+        if oldest == newest:
+            return 0
+        call_sleep(wiring.sleep, _LAST_US)
+    return STUCK_COPY
+
+
+@_njit
+def run_loop(wiring: Any, events: Any, slots: Any, tags: Any) -> Any:
+    """Serve tasks until STOP is set. Returns 0, or the code of the first failure.
+
+    `events`: `[most copies under way]` int64; `slots`, `tags`: room for as many.
+    """
+    most = events.size
+    head = load_acquire(wiring.region + _LANDING_TAIL)
+    submitted, finished, last_tag, idle, failure = 0, 0, 0, 0, 0
+    while failure == 0 and load_acquire(wiring.region + _STOP) == 0:
+        idle += 1
+        store_release(wiring.region + _HEARTBEAT, load_acquire(wiring.region + _HEARTBEAT) + 1)
+        is_paused = load_acquire(wiring.region + _PAUSE) != 0
+        if submitted - finished < most and not is_paused and head < load_acquire(wiring.region + _TASK_TAIL):
+            entry = wiring.tasks + (head % wiring.ring_size) * _ENTRY_BYTES
+            key, slot, tag, deadline = _word(entry, 0), _word(entry, 1), _word(entry, 2), _word(entry, 3)
+            if tag <= last_tag or not (0 <= slot < wiring.num_slots and 0 <= key < wiring.num_keys):
+                failure = BAD_TASK
+            elif load_acquire(wiring.region + _POSITION) >= deadline:
+                _report(wiring, slot, tag, _DROPPED)
+            else:
+                failure = _start_copy(wiring, key, slot, events[submitted % most])
+                slots[submitted % most], tags[submitted % most] = slot, tag
+                submitted += 1
+            head, last_tag, idle = head + 1, tag, 0
+        if failure == 0 and finished < submitted:
+            failure = call_query(wiring.query, events[finished % most])
+            if failure == 0:
+                _report(wiring, slots[finished % most], tags[finished % most], _ARRIVED)
+                finished, idle = finished + 1, 0
+            elif failure == NOT_READY:
+                failure = 0
+        if idle > _IDLE_TURNS:
+            call_sleep(wiring.sleep, _IDLE_US)
+    ending = _wait_for_last(wiring, events, finished, submitted)
+    return failure if failure != 0 else ending
+
+
+def compile_loop() -> None:
+    """Compile now rather than at the first task (a second or two)."""
+    types: Any = numba.types
+    integers = types.int64[::1]
+    wiring = types.NamedUniTuple(types.int64, len(Wiring._fields), Wiring)
+    run_loop.compile((wiring, integers, integers, integers))
+
+
+def make_room(num_copies: int) -> tuple[np.ndarray, np.ndarray]:
+    """`slots` and `tags` for `run_loop`."""
+    return np.zeros(num_copies, dtype=np.int64), np.zeros(num_copies, dtype=np.int64)

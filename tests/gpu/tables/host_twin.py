@@ -1,0 +1,92 @@
+"""The reference: the host's slot machine and eviction policy, told what the device tables are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hetero_scheduler import (
+    EvictionPolicy,
+    ExpertKey,
+    Lookup,
+    Reservation,
+    SlotMachine,
+    SlotState,
+    make_eviction,
+)
+
+
+@dataclass
+class HostTwin:
+    machine: SlotMachine
+    eviction: EvictionPolicy
+    required: set[ExpertKey] = field(default_factory=set)
+    """By the last layer."""
+    filled: set[ExpertKey] = field(default_factory=set)
+    """Gathered although their prefetch was under way."""
+
+    @classmethod
+    def of(
+        cls,
+        num_slots: int,
+        num_layers: int,
+        num_experts: int,
+        *,
+        policy: str,
+        layer_slots: list[int] | None = None,
+    ) -> HostTwin:
+        return cls(
+            SlotMachine(num_slots, num_layers=num_layers, num_experts=num_experts, layer_slots=layer_slots),
+            make_eviction(policy, num_layers=num_layers, num_experts=num_experts),
+        )
+
+    def ensure(self, layer: int, top_k_index: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """Slots of the pairs and the miss list (slot, key)."""
+        m, chosen = self.machine, top_k_index[top_k_index >= 0]
+        self.eviction.observe(layer, np.bincount(chosen, minlength=m.num_experts))
+        m.release_layer(layer)
+        keys = [ExpertKey(layer, expert) for expert in np.unique(chosen).tolist()]
+        self.required = set(keys)
+        misses = []
+        for key in keys:
+            answer = m.lookup(key)
+            if answer is Lookup.HIT or key in self.filled:
+                continue
+            if answer is Lookup.PENDING:
+                self.filled.add(key)
+            elif (
+                m.reserve(key, SlotState.COMPUTE, score=self.eviction.score, protected=self.required) is None
+            ):
+                continue
+            misses.append((m.slot(key), layer * m.num_experts + key.expert))
+        m.release_layer(layer)
+        row = m.export()
+        slot_of = {int(key): slot for slot, key in enumerate(row.key)}
+        pairs = [
+            slot_of.get(layer * m.num_experts + e, -1) if e >= 0 else -1 for e in top_k_index.ravel().tolist()
+        ]
+        return np.array(pairs, dtype=np.int32).reshape(top_k_index.shape), misses
+
+    def prefetch(self, keys: list[int], room: int) -> list[Reservation]:
+        """Reserve for at most `room` of `keys` (flat; -1: none)."""
+        made: list[Reservation] = []
+        for flat in keys:
+            if flat < 0 or len(made) == room:
+                continue
+            key = ExpertKey(*divmod(flat, self.machine.num_experts))
+            if self.machine.lookup(key) is Lookup.MISS:
+                held = self.machine.reserve(
+                    key, SlotState.FETCH, score=self.eviction.score, protected=self.required
+                )
+                if held is not None:
+                    made.append(held)
+        return made
+
+    def land(self, slot: int, tag: int, *, has_arrived: bool) -> None:
+        key = self.machine.key(slot)
+        if has_arrived or key in self.filled:
+            self.machine.land(slot, tag)
+        else:
+            self.machine.abort(slot, tag)
+        self.filled.discard(key)  # type: ignore[arg-type]
