@@ -38,10 +38,10 @@ def parts_of(out: Path, corpus: Path, work: Path, layers: int) -> list[Part]:
     return [
         Part("routing", record, 60),
         Part("checkpoint", ("bench.models.random_checkpoint", checkpoint, "--layers", str(layers)), 150),
-        Part("load", ("bench.load_checkpoint", *measured, "--each-path"), 240, ("checkpoint",)),
+        Part("load", ("bench.load_checkpoint", *measured), 200, ("checkpoint",)),
         Part(
             "decode",
-            ("bench.eager_decode", *measured, "--routing", routing, "--seconds", "100"),
+            ("bench.eager_decode", *measured, "--routing", routing, "--seconds", "70"),
             240,
             ("checkpoint", "routing"),
         ),
