@@ -215,7 +215,8 @@ def build_checkpoint(name: str, folder: Path, *, dtype: torch.dtype = torch.floa
         model = auto.from_config(config, dtype=torch.float32)
         _randomize(model)
     model = model.to(dtype)
-    model.config.dtype = dtype
+    for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        part.dtype = dtype
     model.save_pretrained(folder, max_shard_size=_SHARD_SIZE.get(name, "1GB"))
     tiny_tokenizer.save_tokenizer(folder)
     if name == "Qwen3VLMoe":

@@ -58,6 +58,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     quantizer, config = _quantizer(config, device)
     if architecture.is_text_part:
         config = config.get_text_config(decoder=True)
+    _set_dtype(config, compute_dtype)
     config._experts_implementation = IMPLEMENTATION
     model_class = getattr(transformers, architecture.model_class)
     with contextlib.ExitStack() as stack:
@@ -133,6 +134,14 @@ def _read_config(path: Path) -> Any:
             f"{path / 'config.json'}: transformers {transformers.__version__} does not understand it "
             f"({reason}); download the file again, or install the release of transformers that it needs"
         ) from error
+
+
+def _set_dtype(config: Any, dtype: torch.dtype) -> None:
+    """As `from_pretrained` does: a part that is built from a config of its own would keep the dtype in that."""
+    config.dtype = dtype
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            part.dtype = dtype
 
 
 def ask_to_dequantize(config: Any) -> bool:

@@ -81,7 +81,7 @@ def test_no_policy_changes_a_token(
 
 
 @pytest.mark.parametrize("residency", ["smallest", "all"])
-@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV2"])
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV2", "Qwen3VLMoe"])
 def test_bfloat16(
     name: str,
     residency: str,
@@ -95,6 +95,18 @@ def test_bfloat16(
         assert engine.config.model.dtype == "bfloat16"
         completion = engine.generate(PROMPT[0].tolist(), max_tokens=NUM_TOKENS, ignore_eos=True)
     assert_same_answer(completion.token_ids, logits, answer(name, "cpu", torch.bfloat16), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["DeepseekV2", "Qwen3VLMoe"])
+def test_another_dtype_than_the_checkpoints(
+    name: str, checkpoint: MakeCheckpoint, logits: list[torch.Tensor]
+) -> None:
+    folder = checkpoint(name)
+    reference = aligned(reference_model(folder, dtype=torch.bfloat16))
+    with load(folder, "cpu", memory={"residency": 0.25}, model={"dtype": "bfloat16"}) as engine:
+        completion = engine.generate(PROMPT[0].tolist(), max_tokens=NUM_TOKENS, ignore_eos=True)
+    expected = transformers_answer(reference, {"input_ids": PROMPT}, num_tokens=NUM_TOKENS)
+    assert_same_answer(completion.token_ids, logits, expected, device="cpu")
 
 
 # ---- images
@@ -112,7 +124,9 @@ def about(text: str, *images: Image.Image) -> Messages:
     return [{"role": "user", "content": parts}]
 
 
-def expected_answer(folder: Path, messages: Messages, device: str) -> Answer:
+def expected_answer(
+    folder: Path, messages: Messages, device: str, *, dtype: torch.dtype = torch.float32
+) -> Answer:
     """transformers' answer to the same chat, its image place-holders expanded by hand."""
     images = [part["image"] for part in messages[0]["content"] if part["type"] == "image"]
     template_ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(
@@ -128,7 +142,7 @@ def expected_answer(folder: Path, messages: Messages, device: str) -> Answer:
     input_ids = torch.tensor([ids])
     if images:
         inputs["mm_token_type_ids"] = (input_ids == tiny_tokenizer.IMAGE).int()
-    model = aligned(reference_model(folder)).to(device)
+    model = aligned(reference_model(folder, dtype=dtype)).to(device)
     return transformers_answer(model, {"input_ids": input_ids, **inputs}, num_tokens=NUM_TOKENS)
 
 
@@ -155,6 +169,14 @@ def test_images_are_seen_as_transformers_sees_them(
         completion = engine.generate(messages, max_tokens=NUM_TOKENS, ignore_eos=True)
         engine.check()
     assert_same_answer(completion.token_ids, logits, expected_answer(folder, messages, device), device=device)
+
+
+def test_images_in_bfloat16(checkpoint: MakeCheckpoint, logits: list[torch.Tensor]) -> None:
+    folder, messages = checkpoint("Qwen3VLMoe", torch.bfloat16), about("what is this?", picture())
+    with load(folder, "cpu", memory={"residency": 0.25}) as engine:
+        completion = engine.generate(messages, max_tokens=NUM_TOKENS, ignore_eos=True)
+    expected = expected_answer(folder, messages, "cpu", dtype=torch.bfloat16)
+    assert_same_answer(completion.token_ids, logits, expected, device="cpu")
 
 
 def test_an_image_changes_the_answer(checkpoint: MakeCheckpoint) -> None:
