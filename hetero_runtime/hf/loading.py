@@ -137,7 +137,7 @@ def _read_config(path: Path) -> Any:
 
 
 def _set_dtype(config: Any, dtype: torch.dtype) -> None:
-    """As `from_pretrained` does: a part that is built from a config of its own would keep the dtype in that."""
+    """As `from_pretrained` does: a part built from a config of its own would keep the dtype in that."""
     config.dtype = dtype
     for name in config.sub_configs:
         if (part := getattr(config, name, None)) is not None:
