@@ -99,6 +99,34 @@ def test_a_stale_landing_changes_nothing() -> None:
     assert m.lookup(key("a1")) is Lookup.HIT
 
 
+def test_a_restored_machine_goes_on_as_the_exported_one() -> None:
+    m, other = machine(3), machine(3)
+    m.reserve(key("b1"), FETCH, score=scores())
+    hold(m, "a0")
+    hold(m, "a3")
+    m.pin(key("a3"))
+    other.restore(m.export())
+    for one in (m, other):
+        assert one.lookup(key("b1")) is Lookup.PENDING
+        held = one.reserve(key("b0"), COMPUTE, score=scores())
+        assert (held.slot, held.tag, held.evicted) == (1, 4, key("a0"))  # type: ignore[union-attr]
+        one.land(0, 1)
+        assert one.state(0) is COMPUTE
+    for ours, theirs in zip(m.export(), other.export(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_table_that_breaks_the_rules_is_not_restored() -> None:
+    m = machine()
+    hold(m, "a0")
+    table = m.export()
+    with pytest.raises(AssertionError, match="next tag 0 < 2"):
+        m.restore(table._replace(next_tag=0))
+    table.state[0] = SlotState.EMPTY
+    with pytest.raises(AssertionError, match="EMPTY slot names an expert"):
+        machine().restore(table)
+
+
 def test_a_failed_load_gives_its_slot_back() -> None:
     m = machine(1)
     held = m.reserve(key("a0"), COMPUTE, score=scores())

@@ -140,8 +140,9 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any) -> Any:
                 _report(wiring, slot, tag, _DROPPED)
             else:
                 failure = _start_copy(wiring, key, slot, events[submitted % most])
-                slots[submitted % most], tags[submitted % most] = slot, tag
-                submitted += 1
+                if failure == 0:
+                    slots[submitted % most], tags[submitted % most] = slot, tag
+                    submitted += 1
             head, last_tag, idle = head + 1, tag, 0
         if failure == 0 and finished < submitted:
             failure = call_query(wiring.query, events[finished % most])

@@ -53,6 +53,7 @@ class DeviceTables:
         self.num_slots, self.num_layers, self.num_experts = num_slots, num_layers, num_experts
         self.max_pairs, self.device = max_pairs, device
         self.policy, self.half_life = "lru", 1.0
+        self._region: ControlRegion | None = None
         self._allocate_slots()
         self._allocate_outputs()
 
@@ -95,6 +96,7 @@ class DeviceTables:
     def attach(self, region: ControlRegion) -> None:
         """Report errors and pauses in `region`; before anything is captured or a worker starts."""
         region.restart(int(self.num_emitted.item()))
+        self._region = region
         self.error_address = region.address(Word.ERROR)
         self.pause_address = region.address(Word.PAUSE)
 
@@ -178,9 +180,16 @@ class DeviceTables:
         return CacheStats(*self.counters.sum(0).tolist()[: len(COUNTERS)])
 
     def raise_if_failed(self) -> None:
-        """Raise RuntimeError if a kernel reported an error in `error` (a control region has its own word)."""
+        """Raise RuntimeError for what a kernel reported, once.
+
+        Waits for the device, unless a region is attached: its word may be read at any time.
+        """
+        if self._region is not None:
+            self._region.raise_if_failed()
+            return
         code = TableError(int(self.error.item()))
         if code is not TableError.NONE:
+            self.error.zero_()
             raise RuntimeError(code.explain())
 
     def check(self) -> None:

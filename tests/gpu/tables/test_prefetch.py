@@ -1,0 +1,236 @@
+"""Prefetch on the device against the host's machine: with the test as the worker, then with the worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hetero_gpu import SlabPool
+from hetero_gpu.control import ControlRegion, CopyEngine, Landed, PrefetchWorker, Word
+from hetero_gpu.tables import DeviceTables, MappedBank, create_prefetch, ensure, gather, land
+from hetero_scheduler import SlotState
+from tests.gpu.control.fake_link import FakeLink
+from tests.gpu.tables.host_twin import HostTwin
+from tests.gpu.tables.test_ensure import assert_same, routing, run_layer
+
+NUM_LAYERS, NUM_EXPERTS, RING, RECORD_BYTES = 3, 5, 4, 64
+NUM_KEYS = NUM_LAYERS * NUM_EXPERTS
+
+
+class Setting:
+    """Tables, their twin, and a region between the tables and whoever plays the worker."""
+
+    def __init__(self, device: torch.device, num_slots: int, policy: str = "lru") -> None:
+        self.device = device
+        self.twin = HostTwin.of(num_slots, NUM_LAYERS, NUM_EXPERTS, policy=policy)
+        self.tables = DeviceTables.from_machine(
+            self.twin.machine, self.twin.eviction, max_pairs=8, device=device
+        )
+        self.region = ControlRegion(device, ring_size=RING)
+        self.tables.attach(self.region)
+        self.words = self.region._view
+        self.num_taken = 0
+
+    def prefetch(self, layer: int, keys: list[int]) -> None:
+        create_prefetch(
+            self.tables, layer, torch.tensor(keys, dtype=torch.int32, device=self.device), region=self.region
+        )
+        self.sync()
+
+    def land(self) -> None:
+        land(self.tables, region=self.region, record_bytes=RECORD_BYTES)
+        self.sync()
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @property
+    def num_outstanding(self) -> int:
+        return int(self.tables.num_emitted.item() - self.tables.num_landed.item())
+
+    def take(self) -> list[tuple[int, ...]]:
+        """Tasks not taken yet: (key, slot, tag, deadline)."""
+        tail = self.region.read(Word.TASK_TAIL)
+        taken = [tuple(self.words[128 + 4 * (i % RING) :][:4].tolist()) for i in range(self.num_taken, tail)]
+        self.num_taken = tail
+        return taken
+
+    def report(self, slot: int, tag: int, status: Landed) -> None:
+        tail = self.region.read(Word.LANDING_TAIL)
+        self.words[128 + 4 * RING + 4 * (tail % RING) :][:3] = slot, tag, status
+        self.region.write(Word.LANDING_TAIL, tail + 1)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lfru"])
+@pytest.mark.parametrize("num_slots", [3, 6, 11], ids=lambda n: f"slots{n}")
+def test_random_prefetches_equal_the_machine(device: torch.device, num_slots: int, policy: str) -> None:
+    """Tasks are served in any order, late, or not at all; a full ring holds back, never overruns."""
+    setting = Setting(device, num_slots, policy)
+    tables, twin = setting.tables, setting.twin
+    rng = np.random.default_rng(num_slots)
+    waiting: list[tuple[int, ...]] = []
+    for step in range(24):
+        layer = step % NUM_LAYERS
+        for _ in range(rng.integers(0, len(waiting) + 1)):
+            _, slot, tag, _ = waiting.pop(rng.integers(0, len(waiting)))
+            status = Landed(int(rng.integers(0, 2)))
+            setting.report(slot, tag, status)
+            twin.land(slot, tag, has_arrived=status is Landed.ARRIVED)
+        setting.land()
+        assert setting.region.read(Word.POSITION) == step + 1
+        assert_same(tables, twin)
+        run_layer(tables, twin, layer, routing(rng, NUM_EXPERTS, (1, 2)))
+        keys = rng.integers(-1, NUM_KEYS, size=4).tolist()
+        made = twin.prefetch(keys, RING - setting.num_outstanding)
+        setting.prefetch(layer, keys)
+        assert_same(tables, twin)
+        tasks = setting.take()
+        flat = [(r.key.layer * NUM_EXPERTS + r.key.expert, r.slot, r.tag) for r in made]
+        assert [task[:3] for task in tasks] == flat
+        ahead = [(r.key.layer - layer - 1) % NUM_LAYERS + 1 for r in made]
+        assert [task[3] - (step + 1) for task in tasks] == ahead
+        waiting += tasks
+        assert len(waiting) == setting.num_outstanding <= RING
+    stats = tables.stats()
+    assert stats.prefetches == tables.num_emitted.item()
+    assert stats.prefetches_dropped <= stats.prefetches
+
+
+def test_a_full_ring_holds_back_and_goes_on_after_a_landing(device: torch.device) -> None:
+    setting = Setting(device, num_slots=8)
+    ensure(setting.tables, 0, torch.tensor([[0]], device=device))
+    setting.prefetch(0, [5, 6, 7, 8, 9, 10])
+    first, *_ = setting.take()
+    assert setting.num_outstanding == RING
+    setting.prefetch(0, [9])
+    assert setting.take() == []
+    setting.report(first[1], first[2], Landed.ARRIVED)
+    setting.land()
+    setting.prefetch(0, [9, 10])
+    assert [task[0] for task in setting.take()] == [9]
+    setting.tables.check()
+
+
+def test_a_stale_tag_changes_nothing(device: torch.device) -> None:
+    setting = Setting(device, num_slots=4)
+    ensure(setting.tables, 0, torch.tensor([[0]], device=device))
+    setting.prefetch(0, [6])
+    _, slot, tag, _ = setting.take()[0]
+    setting.report(slot, tag - 1, Landed.ARRIVED)
+    setting.land()
+    assert setting.tables.slot_state[slot].item() == SlotState.FETCH
+    setting.region.raise_if_failed()
+
+
+def test_landings_that_nobody_asked_for_are_an_error_word(device: torch.device) -> None:
+    setting = Setting(device, num_slots=4)
+    setting.report(0, 1, Landed.ARRIVED)
+    setting.land()
+    with pytest.raises(RuntimeError, match="a copy that nobody asked for"):
+        setting.tables.raise_if_failed()
+    setting.tables.raise_if_failed()  # once
+    setting.tables.check()
+
+
+def test_a_required_expert_on_its_way_is_gathered_into_its_own_slot_once(device: torch.device) -> None:
+    setting = Setting(device, num_slots=3)
+    tables = setting.tables
+    ensure(tables, 0, torch.tensor([[0]], device=device))
+    setting.prefetch(0, [NUM_EXPERTS + 1])
+    key, slot, tag, _ = setting.take()[0]
+    assert ensure(tables, 1, torch.tensor([[1]], device=device)).tolist() == [[slot]]
+    assert (tables.miss_count.item(), tables.miss_key[0].item()) == (1, key)
+    assert ensure(tables, 1, torch.tensor([[1]], device=device)).tolist() == [[slot]]
+    assert tables.miss_count.item() == 0  # its bytes are there
+    assert tables.slot_state[slot].item() == SlotState.FETCH  # and so is, perhaps, the copy
+    setting.report(slot, tag, Landed.DROPPED)
+    setting.land()
+    assert tables.slot_state[slot].item() == SlotState.COMPUTE
+    stats = tables.stats()
+    assert (stats.late, stats.hits, stats.misses, stats.prefetches_dropped) == (1, 1, 1, 1)
+
+
+@pytest.fixture(params=["steady", "slow", "failing", "killed", "hanging"])
+def trouble(request: pytest.FixtureRequest) -> str:
+    """What becomes of the worker or its link half-way."""
+    return str(request.param)
+
+
+class Decode:
+    """Layers as a captured step has them, with a worker over a link that may get into trouble."""
+
+    def __init__(self, device: torch.device, num_slots: int) -> None:
+        self.setting = Setting(device, num_slots)
+        self.records = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
+        self.slabs = SlabPool(num_slots, RECORD_BYTES, device)
+        self.link = FakeLink(delay=20)
+        self.link.stop_poisoning()  # a late expert may be read while its own bytes come a second time
+        engine = self.link.engine
+        self.bank = MappedBank(self.records.data_ptr(), RECORD_BYTES)
+        if device.type == "cuda":
+            self.records = self.records.pin_memory()
+            self.bank, engine = MappedBank.of(self.records.view(-1), RECORD_BYTES), CopyEngine.cuda(device)
+        self.worker = PrefetchWorker(self.setting.region, bank=self.records, slabs=self.slabs, engine=engine)
+
+    def layer(self, layer: int, routed: np.ndarray, wanted: list[int]) -> None:
+        setting = self.setting
+        setting.land()
+        slots = ensure(setting.tables, layer, torch.from_numpy(routed).to(setting.device))
+        gather(setting.tables, layer, bank=self.bank, slabs=self.slabs)
+        expected = self.records[layer * NUM_EXPERTS + torch.from_numpy(routed)]
+        assert torch.equal(self.slabs.memory[slots.long()].cpu(), expected)
+        setting.prefetch(layer, wanted)
+
+    def cause(self, trouble: str) -> None:
+        if trouble == "slow":
+            self.link.set_delay(5000)
+        elif trouble == "failing":
+            self.link.fail_from_now_on()
+        elif trouble == "killed":
+            self.setting.region.write(Word.STOP, 1)
+        elif trouble == "hanging":
+            self.link.stick(True)
+
+
+@pytest.mark.parametrize("num_slots", [6, 10], ids=lambda n: f"slots{n}")
+def test_whatever_befalls_the_worker_bytes_are_right_and_nothing_hangs(
+    device: torch.device, num_slots: int, trouble: str
+) -> None:
+    if device.type == "cuda" and trouble != "steady":
+        pytest.skip("the link that gets into trouble is a fake of host memory")
+    decode = Decode(device, num_slots)
+    setting, rng = decode.setting, np.random.default_rng(num_slots)
+    try:
+        for step in range(36):
+            if step == 12:
+                decode.cause(trouble)
+            layer = step % NUM_LAYERS
+            ahead = (layer + 1) % NUM_LAYERS
+            wanted = (ahead * NUM_EXPERTS + rng.permutation(NUM_EXPERTS)[:2]).tolist()
+            decode.layer(layer, routing(rng, NUM_EXPERTS, (1, 2)), wanted)
+            setting.tables.check()
+        finish(decode, trouble)
+    finally:
+        decode.link.stick(False)
+        decode.worker.close()
+    setting.tables.drop_prefetches()
+    setting.tables.to_machine(setting.twin.machine, setting.twin.eviction)
+
+
+def finish(decode: Decode, trouble: str) -> None:
+    """The end of decoding as its orchestrator would see it."""
+    if trouble in ("failing", "killed"):
+        with pytest.raises(RuntimeError, match="the prefetch worker ended"):
+            decode.worker.raise_if_failed()
+        return
+    if trouble == "hanging":
+        with pytest.raises(TimeoutError, match="prefetch tasks are done"):
+            decode.worker.drain(timeout_s=0.05)
+        return
+    decode.worker.raise_if_failed()
+    decode.worker.drain()
+    decode.setting.land()
+    assert decode.setting.num_outstanding == 0
+    assert decode.setting.tables.stats().prefetches > 0
