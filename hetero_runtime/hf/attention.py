@@ -29,11 +29,13 @@ _CAPTURABLE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 class AttentionPass:
     """What the pass under way attends to. One for each model, seen by all its attention layers.
 
-    `positions` `[rows]`: where the token of each row stands, during a step; None during prefill.
+    `positions` `[rows]`: where the token of each row stands, during a step; None during prefill. `last`: what
+    the last layer of a step asked for, attention form and sinks.
     """
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
+        self.last: tuple[AttentionForm, torch.Tensor | None] | None = None
 
 
 def install(model: Any) -> AttentionPass:
@@ -80,6 +82,12 @@ def _rope_types(parameters: dict[str, Any]) -> set[str]:
     return {str(part.get("rope_type")) for part in (nested or [parameters])}
 
 
+def current_pass(module: Any) -> AttentionPass | None:
+    """What `install` gave this module; None for one that is no layer of the language part."""
+    current: AttentionPass | None = getattr(module, _PASS, None)
+    return current
+
+
 def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -96,10 +104,11 @@ def _attend(
         window=arguments.get("sliding_window") or getattr(module, "sliding_window", None) or None,
         soft_cap=arguments.get("softcap"),
     )
-    current: AttentionPass | None = getattr(module, _PASS, None)
+    current = current_pass(module)
     if current is None or current.positions is None:
         output = prefill_attention(query, key, value, form=form, sinks=sinks)
         return output.transpose(1, 2).contiguous(), None
+    current.last = form, sinks
     attend = _attend_latent if is_latent(module) else _attend_step
     return attend(module, query[:, :, 0], (key, value), current.positions, form, sinks)[:, None], None
 

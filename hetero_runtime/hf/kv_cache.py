@@ -11,6 +11,8 @@ attention keep transformers' own states, one set for all rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -106,6 +108,13 @@ class StepLayer(_BufferLayer):
         append_kv((key_states, value_states), (keys, values), self._positions)
         return (keys, values) if self._buffers.both is None else (self._buffers.both, keys)
 
+    @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all rows, once a prefill has allocated them."""
+        keys, values = self._buffers.keys, self._buffers.values
+        assert keys is not None and values is not None, "a step before any prefill"
+        return keys, values
+
     def get_seq_length(self) -> torch.Tensor:  # type: ignore[override]
         """`[rows]`, on the device. transformers asks only where it is given no positions."""
         return self._positions
@@ -145,6 +154,18 @@ class KvCache:
             ]
         )
 
+    @contextmanager
+    def hold_inactive(self, active: torch.Tensor) -> Iterator[None]:
+        """Around a step: states of linear attention stay as they are in rows that are not `active` (bool
+        `[rows]`, on the device). Keys and values need nothing: what such a row writes lies beyond its end."""
+        states = [
+            state for layer in self._layers if isinstance(layer, LinearStates) for state in layer.tensors()
+        ]
+        before = [state.clone() for state in states]
+        yield
+        for state, old in zip(states, before, strict=True):
+            state.copy_(torch.where(active.view(-1, *[1] * (state.dim() - 1)), state, old))
+
     def keep_states(self, view: Cache, row: int) -> None:
         """Take over the states that a prefill pass left in `view`, a view of `row`."""
         for layer, source in zip(self._layers, view.layers, strict=True):
@@ -161,6 +182,12 @@ class LinearStates:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.all_rows: Any = LinearAttentionLayer()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What is allocated so far."""
+        if not self.all_rows.has_previous_state[0]:
+            return []
+        return [self.all_rows.conv_states[0], self.all_rows.recurrent_states[0]]
 
     def one_row(self, row: int, *, is_empty: bool) -> Any:
         """The states of one row as a layer of its own; fresh where the row is empty."""

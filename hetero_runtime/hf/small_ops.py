@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from hetero_gpu.norms import NormForm, rms_norm
+from hetero_gpu.norms import NormForm, rms_norm, rms_norm_reference
 from hetero_gpu.router import route
 
 _NORM_FORMS = tuple(
     NormForm(adds_one, rounds_first) for adds_one in (False, True) for rounds_first in (True, False)
 )
 _CHECKED_TOKENS = 32
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Relative. Half types: two units in the last place. float32: sums are made in another order."""
 
 Forward = Callable[..., Any]
@@ -63,16 +63,32 @@ def remove_small_ops(model: Any) -> None:
             del module.forward
 
 
-def _norm_forward(module: Any, dtype: torch.dtype) -> Forward | None:
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    weight = module.weight
+def norm_form(module: Any, dtype: torch.dtype) -> NormForm | None:
+    """Which RMS norm `module` computes on vectors of type `dtype`; None: another thing."""
+    weight, eps = module.weight, norm_eps(module)
     if eps is None or weight.dim() != 1:
         return None
     hidden = torch.randn(_CHECKED_TOKENS, weight.shape[0], device=weight.device, dtype=dtype)
     stock = module(hidden)
-    errors = {form: _error(rms_norm(hidden, weight, eps=eps, form=form), stock) for form in _NORM_FORMS}
+    errors = {
+        form: relative_error(rms_norm_reference(hidden, weight, eps=eps, form=form), stock)
+        for form in _NORM_FORMS
+    }
     form = min(errors, key=errors.__getitem__)
-    if errors[form] > _TOLERANCE[dtype]:
+    if errors[form] > TOLERANCE[dtype]:
+        return None
+    is_same = relative_error(rms_norm(hidden, weight, eps=eps, form=form), stock) <= TOLERANCE[dtype]
+    return form if is_same else None
+
+
+def norm_eps(module: Any) -> float | None:
+    """Under either name that transformers has for it."""
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _norm_forward(module: Any, dtype: torch.dtype) -> Forward | None:
+    eps, form = norm_eps(module), norm_form(module, dtype)
+    if eps is None or form is None:
         return None
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -96,7 +112,7 @@ def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
     for is_renormalised in (False, True):
         weights, indices = route(logits, top_k=top_k, is_renormalised=is_renormalised, dtype=stock[1].dtype)
         is_same_choice = torch.equal(logits.gather(1, indices), logits.gather(1, stock[2]))
-        if is_same_choice and _error(weights, stock[1]) <= _TOLERANCE[dtype]:
+        if is_same_choice and relative_error(weights, stock[1]) <= TOLERANCE[dtype]:
             return _marked(_make_router(module, top_k, is_renormalised, stock[1].dtype))
     return None
 
@@ -118,7 +134,7 @@ def _marked(forward: Forward) -> Forward:
     return forward
 
 
-def _error(output: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest error relative to the largest value of the vector; infinite for another type or shape."""
     if output.dtype != expected.dtype or output.shape != expected.shape:
         return float("inf")

@@ -2,6 +2,7 @@
 
 decode   one query token a row, split-K kernel: time grows with the tokens present
 append   writes one token's keys and values at each row's position
+rotate   head norms, rotary embedding and that write in one launch
 prefill  many query tokens of one row, in torch
 
 Devices without Triton (CPU) compute with `reference`.
@@ -11,10 +12,18 @@ from __future__ import annotations
 
 import torch
 
-from hetero_gpu.attention.base import AttentionForm
+from hetero_gpu.attention.base import AttentionForm, HeadNorms, Rotation
 from hetero_gpu.attention.prefill import prefill_attention
 
-__all__ = ["AttentionForm", "append_kv", "decode_attention", "prefill_attention"]
+__all__ = [
+    "AttentionForm",
+    "HeadNorms",
+    "Rotation",
+    "append_kv",
+    "decode_attention",
+    "prefill_attention",
+    "rotate_append",
+]
 
 
 def decode_attention(
@@ -29,7 +38,7 @@ def decode_attention(
     """Attend from one token of each row to the keys at its position and before.
 
     `query` `[rows, heads, key_size]`, `keys` `[rows, kv_heads, max_length, key_size]`, `values` the same with
-    its own head size, `positions` `[rows]` (int32 or int64, on the device; beyond max_length they count as the
+    its own head size, `positions` `[rows]` (int32 or int64, on the device; beyond the end they count as the
     last), `sinks` `[heads]`: one logit a head that takes part in the softmax and carries no value. Returns
     `[rows, heads, value_size]`. On a GPU no host synchronisation; the same inputs give the same bits.
     """
@@ -55,3 +64,24 @@ def append_kv(
     else:
         from hetero_gpu.attention.append import append_kv_kernel as implementation
     implementation(new, cache, positions)
+
+
+def rotate_append(
+    projected: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    *,
+    rotation: Rotation,
+    norms: HeadNorms | None = None,
+) -> torch.Tensor:
+    """Norm and rotate query and key heads, write keys and values at `positions`, return the query heads.
+
+    `projected` `[rows, (heads + 2 · kv_heads) · size]`: queries, keys, values of one token a row. `cache` as
+    for `append_kv`, both of head size `size`. Returns `[rows, heads, size]`. On a GPU no host
+    synchronisation.
+    """
+    if positions.device.type == "cpu":
+        from hetero_gpu.attention.reference import rotate_append_reference as implementation
+    else:
+        from hetero_gpu.attention.rotate import rotate_append_kernel as implementation
+    return implementation(projected, cache, positions, rotation=rotation, norms=norms)

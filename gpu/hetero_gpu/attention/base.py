@@ -1,8 +1,10 @@
-"""What kind of attention a layer computes."""
+"""What kind of attention a layer computes, and what comes before it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import torch
 
 
 class AttentionForm(NamedTuple):
@@ -12,3 +14,22 @@ class AttentionForm(NamedTuple):
     scaling: float
     window: int | None = None
     soft_cap: float | None = None
+
+
+class Rotation(NamedTuple):
+    """Rotary embedding of the first `size` elements of each head. `cos` and `sin` `[rows or 1, width]`:
+    a value for each element (width = size) or the same for both halves (width = size / 2)."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    size: int
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each query and each key head, weights `[size]`; details as in `norms.NormForm`."""
+
+    query_weight: torch.Tensor
+    key_weight: torch.Tensor
+    eps: float
+    adds_one: bool
+    rounds_first: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hetero_gpu.attention.base import AttentionForm
+from hetero_gpu.attention.base import AttentionForm, HeadNorms, Rotation
 
 
 def decode_attention_reference(
@@ -45,3 +45,37 @@ def append_kv_reference(
         for row, position in enumerate(positions.tolist()):
             if position < target.shape[2]:
                 target[row, :, position] = source[row, :, 0]
+
+
+def rotate_append_reference(
+    projected: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    *,
+    rotation: Rotation,
+    norms: HeadNorms | None,
+) -> torch.Tensor:
+    """See `hetero_gpu.attention.rotate_append`."""
+    rows, kv_heads, _, size = cache[0].shape
+    parts = projected.view(rows, -1, size)  # [rows, heads + 2 kv_heads, size]
+    query, key, value = parts.split([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        query, key = (_norm(part, weight, norms) for part, weight in ((query, norms[0]), (key, norms[1])))
+    query, key = _rotate(query, rotation), _rotate(key, rotation)
+    append_kv_reference((key[:, :, None], value[:, :, None]), cache, positions)
+    return query
+
+
+def _norm(heads: torch.Tensor, weight: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
+    normed = heads.float() * torch.rsqrt(heads.float().pow(2).mean(-1, keepdim=True) + norms.eps)
+    if norms.rounds_first:
+        normed = normed.to(heads.dtype).float()
+    return (normed * (weight.float() + norms.adds_one)).to(heads.dtype)
+
+
+def _rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    turned, kept = heads[..., : rotation.size], heads[..., rotation.size :]
+    low, high = turned.chunk(2, dim=-1)
+    repeats = rotation.size // rotation.cos.shape[1]
+    cos, sin = (table.repeat(1, repeats)[:, None] for table in (rotation.cos, rotation.sin))
+    return torch.cat([turned * cos + torch.cat([-high, low], dim=-1) * sin, kept], dim=-1)

@@ -12,7 +12,6 @@ from transformers import AutoConfig, OlmoeConfig
 
 from hetero_runtime.errors import RequestError
 from hetero_runtime.hf.attention import why_not_capturable
-from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.sequences import StaticSequences
 from tests.architectures import (
     ARCHITECTURES,
@@ -22,25 +21,17 @@ from tests.architectures import (
     prompt_ids,
     reference_model,
 )
+from tests.runtime.hf.plain import greedy_logits, tokens_of
 
 COVERED = tuple(name for name in ARCHITECTURES if name not in (*QUANTIZED, "DeepseekV4"))
 STEPS = 64
-
-
-def _greedy(model: Any, prompt: torch.Tensor, *, num_steps: int, images: Any = None) -> list[int]:
-    """By transformers' own cache and attention."""
-    state = SequenceState(model)
-    tokens = [int(state.extend(prompt, images).argmax())]
-    for _ in range(num_steps):
-        tokens.append(int(state.extend(torch.tensor(tokens[-1:])).argmax()))
-    return tokens
 
 
 @pytest.mark.parametrize("name", COVERED)
 def test_rows_at_different_positions_say_what_transformers_says(name: str, tmp_path: Path) -> None:
     model: Any = reference_model(build_checkpoint(name, tmp_path))
     prompts = [prompt_ids(11, seed=1)[0], prompt_ids(3, seed=2)[0]]
-    expected = [_greedy(model, prompt, num_steps=STEPS) for prompt in prompts]
+    expected = [tokens_of(greedy_logits(model, prompt, num_steps=STEPS)) for prompt in prompts]
     sequences = StaticSequences(model, rows=3, max_length=96)
     said = [[int(sequences.prefill(2, prompts[0]).argmax())], []]
     tokens = torch.zeros(3, dtype=torch.long)
@@ -63,7 +54,7 @@ def test_rows_at_different_positions_say_what_transformers_says(name: str, tmp_p
 def test_prompt_may_come_in_parts_and_a_row_may_be_used_again(name: str, tmp_path: Path) -> None:
     model: Any = reference_model(build_checkpoint(name, tmp_path))
     prompt, other = prompt_ids(20, seed=1)[0], prompt_ids(5, seed=2)[0]
-    expected, expected_other = SequenceState(model).extend(prompt), SequenceState(model).extend(other)
+    expected, expected_other = (greedy_logits(model, ids, num_steps=0)[0] for ids in (prompt, other))
     sequences = StaticSequences(model, rows=2, max_length=32)
     sequences.prefill(1, prompt[:7])
     torch.testing.assert_close(sequences.prefill(1, prompt[7:]), expected, rtol=1e-4, atol=1e-4)
@@ -76,9 +67,9 @@ def test_prompt_may_come_in_parts_and_a_row_may_be_used_again(name: str, tmp_pat
 def test_other_caches_keep_working_once_our_attention_is_installed(name: str, tmp_path: Path) -> None:
     model: Any = reference_model(build_checkpoint(name, tmp_path))
     prompt = prompt_ids(12)[0]
-    expected = _greedy(model, prompt, num_steps=12)
+    expected = tokens_of(greedy_logits(model, prompt, num_steps=12))
     StaticSequences(model, rows=1, max_length=32)
-    assert _greedy(model, prompt, num_steps=12) == expected
+    assert tokens_of(greedy_logits(model, prompt, num_steps=12)) == expected
 
 
 def test_images_come_with_the_prompt(tmp_path: Path) -> None:
@@ -86,7 +77,7 @@ def test_images_come_with_the_prompt(tmp_path: Path) -> None:
     inputs = image_inputs()
     ids = inputs.pop("input_ids")[0]
     images = {name: inputs[name] for name in ("pixel_values", "image_grid_thw", "mm_token_type_ids")}
-    expected = _greedy(model, ids, num_steps=16, images=images)
+    expected = tokens_of(greedy_logits(model, ids, num_steps=16, images=images))
     sequences = StaticSequences(model, rows=2, max_length=96)
     said = [int(sequences.prefill(1, ids, images).argmax())]
     for _ in range(16):
@@ -97,7 +88,7 @@ def test_images_come_with_the_prompt(tmp_path: Path) -> None:
 def test_truncated_row_goes_on_from_there(tmp_path: Path) -> None:
     model: Any = reference_model(build_checkpoint("Qwen3Moe", tmp_path))
     prompt = prompt_ids(9)[0]
-    expected = SequenceState(model).extend(prompt)
+    expected = greedy_logits(model, prompt, num_steps=0)[0]
     sequences = StaticSequences(model, rows=1, max_length=16)
     sequences.prefill(0, prompt[:8])
     for _ in range(3):
@@ -173,3 +164,24 @@ def test_step_never_asks_the_host(name: str, tmp_path: Path, monkeypatch: pytest
 def test_dynamic_rope_needs_the_host() -> None:
     config = OlmoeConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
     assert "dynamic" in (why_not_capturable(config) or "")
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "DeepseekV3"])
+def test_row_left_out_of_a_step_goes_on_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    prompts = prompt_ids(7, seed=1)[0], prompt_ids(4, seed=2)[0]
+    expected = tokens_of(greedy_logits(model, prompts[1], num_steps=6))
+    active = torch.ones(2, dtype=torch.bool)
+    sequences = StaticSequences(model, rows=2, max_length=32, active=active)
+    sequences.prefill(0, prompts[0])
+    said = [int(sequences.prefill(1, prompts[1]).argmax())]
+    for step in range(6):
+        active[1] = False
+        sequences.advance(0)
+        sequences.step(torch.tensor([5, 9]))
+        active[1] = True
+        for row in (0, 1):
+            sequences.advance(row)
+        said.append(int(sequences.step(torch.tensor([step, said[-1]]))[1].argmax()))
+    assert said == expected
+    assert sequences.lengths.tolist() == [7 + 12, 4 + 6]
