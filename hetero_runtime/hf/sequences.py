@@ -2,7 +2,7 @@
 
     prefill(row, ids)   eager, one row
     step(tokens)        all rows at once, device work alone: capture it once, replay it for every token
-    advance(n)          what the host must know of n steps; before they run
+    advance(row)        what the host must know of a step; before it runs
 
 `lengths` lives on the device and is counted up there. The host keeps its own count, so that neither ever asks
 the other.
@@ -25,10 +25,11 @@ class StaticSequences:
 
     `lengths` `[rows]` int64, on the device: tokens in each row. A row without a sequence (never filled, or
     `reset`) takes part in steps with a token of no meaning that is forgotten again; its logits mean nothing.
+    So does a row that `active` (bool `[rows]`, on the device; all of them by default) leaves out of a step.
     Raises ValueError for a model that `why_not_capturable` names.
     """
 
-    def __init__(self, model: Any, *, rows: int, max_length: int) -> None:
+    def __init__(self, model: Any, *, rows: int, max_length: int, active: torch.Tensor | None = None) -> None:
         if reason := why_not_capturable(model.config):
             raise ValueError(f"{type(model).__name__} has no fixed cache: {reason}")
         self._model, self._max_length = model, max_length
@@ -39,6 +40,7 @@ class StaticSequences:
         self._has_image_positions = "image_grid_thw" in accepted
         self.lengths = torch.zeros(rows, dtype=torch.long, device=model.device)
         self._growth = torch.zeros_like(self.lengths)  # tokens a step adds to a row: 0 or 1
+        self._active = torch.ones_like(self.lengths, dtype=torch.bool) if active is None else active
         self._offsets = torch.zeros_like(self.lengths)  # of the positions of a prompt with images
         self._host_lengths: list[int | None] = [None] * rows
         text = model.config.get_text_config(decoder=True)
@@ -92,22 +94,26 @@ class StaticSequences:
         self._pass.positions = self.lengths
         try:
             position_ids = self._position_ids(self.lengths[:, None], self._offsets[:, None])
-            logits = self._forward(tokens[:, None], self._step_view, {"position_ids": position_ids})
+            with self._cache.hold_inactive(self._active):
+                logits = self._forward(tokens[:, None], self._step_view, {"position_ids": position_ids})
         finally:
             self._pass.positions = None
-        self.lengths.add_(self._growth)
+        self.lengths.add_(self._growth * self._active)
         return logits
 
-    def advance(self, num_steps: int = 1) -> None:
-        """Count `num_steps` steps that are about to run. Raises RequestError, and counts none, when a row has
-        no room for them."""
-        longer = [None if length is None else length + num_steps for length in self._host_lengths]
-        self._go_on_or_raise(max((length for length in longer if length is not None), default=0))
-        self._host_lengths = longer
+    def advance(self, row: int) -> None:
+        """Count a step that is about to run with `row` active. Raises RequestError, and counts none, when it
+        has no room."""
+        self._go_on_or_raise(self.length(row) + 1)
+        self._host_lengths[row] = self.length(row) + 1
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`advance` and `step`, for callers that do not capture."""
-        self.advance()
+        """`advance` and `step` of all rows that hold a sequence, for callers that do not capture."""
+        for length in self._host_lengths:
+            self._go_on_or_raise((length or 0) + 1)
+        for row, length in enumerate(self._host_lengths):
+            if length is not None:
+                self.advance(row)
         return self.step(tokens)
 
     def truncate(self, row: int, length: int) -> None:
