@@ -186,7 +186,10 @@ def _rotary_tables(model: Any) -> torch.Tensor | None:
     for module in model.modules():
         if hasattr(module, "rotary_emb") and hasattr(module, "layers"):
             hidden = torch.zeros(1, 1, 1, device=model.device, dtype=model.dtype)
-            tables = module.rotary_emb(hidden, torch.zeros(1, 1, dtype=torch.long, device=model.device))
+            positions = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+            if hasattr(module.rotary_emb, "mrope_section"):  # time, height and width
+                positions = positions.expand(3, 1, 1)
+            tables = module.rotary_emb(hidden, positions)
             return torch.stack([table[0] for table in tables]) if isinstance(tables, tuple) else None
     return None
 

@@ -100,7 +100,7 @@ def _norm_forward(module: Any, dtype: torch.dtype) -> Forward | None:
 def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
     """Softmax and top-k, in either order, with or without a bias. Logits stay a matrix product of torch's."""
     weight, bias = module.weight, getattr(module, "bias", None)
-    hidden = torch.randn(_CHECKED_TOKENS, weight.shape[1], device=weight.device, dtype=dtype)
+    hidden = torch.randn(_CHECKED_CHOICES, weight.shape[1], device=weight.device, dtype=dtype)
     try:
         stock = module(hidden)
         logits = functional.linear(hidden, weight, bias)
