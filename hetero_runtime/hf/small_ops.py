@@ -21,7 +21,7 @@ _NORM_FORMS = tuple(
     NormForm(adds_one, rounds_first) for adds_one in (False, True) for rounds_first in (True, False)
 )
 _CHECKED_TOKENS = 8
-_CHECKED_CHOICES = 64  # more, because two rules may choose alike for some
+_CHECKED_CHOICES = 32  # more, because two rules may choose alike for some
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Relative. Half types: two units in the last place. float32: sums are made in another order."""
 
