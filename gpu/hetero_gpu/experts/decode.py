@@ -3,10 +3,10 @@
     up     a program: some outputs of one (token, k)          -> activated [tokens, top_k, I]
     down   a program: some outputs of one token, over all k   -> out       [tokens, H]
 
-Few tokens use each weight about once, so memory is the limit, and what counts is how many bytes are on their
-way: each thread asks for 16 bytes of several rows before it uses any. The sum over k is taken in a fixed order
-inside one program. So the same input gives the same bits, and a token's output depends neither on the other
-tokens nor on the slabs that its experts lie in.
+Few tokens use each weight about once, so memory is the limit, and what counts is how many bytes are on
+their way: each thread asks for 16 bytes of several rows before it uses any. The sum over k is taken in a
+fixed order inside one program. So the same input gives the same bits, and a token's output depends neither
+on the other tokens nor on the slabs that its experts lie in.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -70,14 +70,20 @@ class DecodeExperts:
         )
         grid = (triton.cdiv(form.hidden, down.rows), num_tokens)
         down_kernel[grid](
-            self._activated, slabs, slots, weights, out, self.top_k, FORM=form, TILE=down, num_warps=down.num_warps
+            self._activated,
+            slabs,
+            slots,
+            weights,
+            out,
+            self.top_k,
+            FORM=form,
+            TILE=down,
+            num_warps=down.num_warps,
         )
 
 
 @triton.jit
-def up_kernel(
-    hidden, slabs, slots, activated, TOP_K: tl.constexpr, FORM: tl.constexpr, TILE: tl.constexpr
-):
+def up_kernel(hidden, slabs, slots, activated, TOP_K: tl.constexpr, FORM: tl.constexpr, TILE: tl.constexpr):
     """Program (block of outputs, pair): `activated[pair]` = gate(up · hidden of the pair's token)."""
     OUTPUTS: tl.constexpr = TILE.rows // 2
     UP: tl.constexpr = FORM.up

@@ -1,7 +1,7 @@
 """Between the two projections: which rows of `up` belong together, and what becomes of their outputs."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-# ruff: noqa: N803, N806, RET505 (upper case marks what the compiler knows; it wants an else for each branch)
+# ruff: noqa: N803, N806, RET505 (upper case marks what the compiler knows; a branch on it needs its else)
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gate_rows(block, OUTPUTS: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def activate(y, FORM: tl.constexpr):
-    """The projection `[2 * OUTPUTS, N]`, rows as `gate_rows` gave them, to `[OUTPUTS, N]`; see `layout.Gate`."""
+    """`layout.Gate`: a projection `[2 * OUTPUTS, N]`, rows as `gate_rows` gave them, to `[OUTPUTS, N]`."""
     OUTPUTS: tl.constexpr = y.shape[0] // 2
     N: tl.constexpr = y.shape[1]
     if FORM.gate.is_interleaved:

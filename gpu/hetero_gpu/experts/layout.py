@@ -138,7 +138,9 @@ class Gate:
 
     def __post_init__(self) -> None:
         if (self.function == "silu") != (self.limit == 0.0) or self.limit < 0:
-            raise ValueError(f"gate {self.function!r} with limit {self.limit}: silu has none, others need one")
+            raise ValueError(
+                f"gate {self.function!r} with limit {self.limit}: silu has none, others need one"
+            )
 
 
 @dataclass(frozen=True)

@@ -145,9 +145,7 @@ def down_kernel(
 
 
 @triton.jit
-def sum_kernel(
-    products, places, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLS: tl.constexpr
-):
+def sum_kernel(products, places, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLS: tl.constexpr):
     """Program (block of columns, token)."""
     token = tl.program_id(1).to(tl.int64)
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)

@@ -33,9 +33,10 @@ def experts_reference(
     an expert is left out. `weights`: `[T, K]`. Any device.
     """
     out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-    for (token, k), slot in zip(torch.cartesian_prod(*map(torch.arange, slots.shape)), slots.flatten()):
-        if slot >= 0:
-            out[token] += weights[token, k].float() * expert_reference(hidden[token], slabs[slot], form)
+    for token, slots_of_token in enumerate(slots.tolist()):
+        for k, slot in enumerate(slots_of_token):
+            if slot >= 0:
+                out[token] += weights[token, k].float() * expert_reference(hidden[token], slabs[slot], form)
     return out
 
 

@@ -6,7 +6,7 @@ what `mask` excludes comes back as zero and is not read. The bit patterns are ex
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-# ruff: noqa: N803, N806, RET505 (upper case marks what the compiler knows; it wants an else for each branch)
+# ruff: noqa: N803, N806, RET505, SIM108 (upper case marks what the compiler knows; a branch on it needs its else)
 
 from __future__ import annotations
 

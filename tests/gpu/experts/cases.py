@@ -1,7 +1,7 @@
 """Where the kernels of this folder run, and on what.
 
-Interpreted on a CPU when TRITON_INTERPRET=1 was set before triton was imported (`test_interpreted.py` starts
-such a process), on small shapes; else compiled, on a GPU, on larger ones. The tests are the same.
+Interpreted on a CPU where TRITON_INTERPRET=1 was set before triton was imported (see `tests/conftest.py`), on
+small shapes; else compiled, on a GPU, on larger ones. The tests are the same.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import pytest
 import torch
 
+from bench.expert_records import Case, relative_error
 from hetero_gpu.experts.layout import Gate
-from tests.gpu.experts.records import Case
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
@@ -20,6 +20,9 @@ WHERE = [] if IS_INTERPRETED else [pytest.mark.gpu]
 """`pytestmark` of a module of kernel tests."""
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DOT_DTYPES = DTYPES[:2] if IS_INTERPRETED else DTYPES
+"""Of the operands of a dot product: the interpreter multiplies bfloat16 as if its bits were integers."""
+
 RATIO = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Relative error that rounding to the dtype explains: of the activations, the products and the output."""
 
@@ -44,5 +47,12 @@ FORMATS = [
     Case("fp4", "e8m0", (1, 32), has_bias=True),
 ]
 
-SHAPES = [(50, 22), (96, 36)] if IS_INTERPRETED else [(50, 22), (320, 132), (2048, 768), (2880, 1000)]
+SHAPES = [(98, 36)] if IS_INTERPRETED else [(98, 36), (320, 132), (2048, 768), (2880, 1000)]
 """(H, I): neither need be a power of two, nor a multiple of a block."""
+
+
+def assert_close(name: str, reference: torch.Tensor, actual: torch.Tensor, ratio: float) -> None:
+    """The root mean square of the error is at most `ratio` of that of the reference; no NaN anywhere."""
+    assert reference.shape == actual.shape, f"{name}: {reference.shape} and {actual.shape}"
+    error = relative_error(reference, actual)
+    assert error <= ratio, f"{name}: relative error {error:.2e}, at most {ratio:.0e}"
