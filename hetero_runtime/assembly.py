@@ -6,9 +6,10 @@ checkpoint ─► skeleton (meta) ─┬─► backbone ────────
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,7 @@ from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.store import ExpertStore, Progress, load_store
 from hetero_runtime.hf.architectures import Architecture
 from hetero_runtime.hf.conversion import split_checkpoint
+from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
@@ -25,6 +27,20 @@ from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
+
+log = logging.getLogger(__name__)
+
+
+class EagerParts(NamedTuple):
+    """What an engine has before its decode step is captured."""
+
+    model: Any
+    experts: list[Any]
+    store: ExpertStore
+    slabs: SlabPool
+    cache: SlabCache
+    orchestrator: EagerOrchestrator
+    dtype: torch.dtype
 
 
 @dataclass
@@ -41,10 +57,12 @@ class Parts:
     slabs: SlabPool
     cache: SlabCache
     orchestrator: Orchestrator
+    sequences: Sequences
 
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
         self.cache.drain()
+        self.sequences.close()
         self.store.close()
         self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
         self.model.to("meta")
@@ -63,11 +81,16 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     store = load_store(split.experts, threads=config.cpu.threads, progress=progress)
     try:
         slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
-        cache, orchestrator = _make_orchestrator(config, skeleton, store, slabs)
+        cache, eager = _make_orchestrator(config, skeleton, store, slabs)
+        orchestrator, sequences = _choose_mode(
+            config,
+            EagerParts(
+                skeleton.model, list(skeleton.experts.values()), store, slabs, cache, eager, skeleton.dtype
+            ),
+        )
     except BaseException:
         store.close()
         raise
-    attach(list(skeleton.experts.values()), orchestrator.run_layer)
     return Parts(
         config=config,
         device=device,
@@ -79,7 +102,21 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         slabs=slabs,
         cache=cache,
         orchestrator=orchestrator,
+        sequences=sequences,
     )
+
+
+def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrator, Sequences]:
+    """Hook the eager orchestrator into the model; then, for `execution.mode: graph`, try to capture."""
+    attach(parts.experts, parts.orchestrator.run_layer)
+    if config.execution.mode == "graph":
+        from hetero_runtime.graph import NotCapturableError, capture
+
+        try:
+            return capture(parts, rows=config.execution.max_rows, max_length=config.execution.max_length)
+        except NotCapturableError as reason:
+            log.warning("decoding stays eager: %s", reason)
+    return parts.orchestrator, EagerSequences(parts.model)
 
 
 def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> SlabPool:
@@ -90,7 +127,7 @@ def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> Slab
 
 def _make_orchestrator(
     config: ResolvedConfig, skeleton: Skeleton, store: ExpertStore, slabs: SlabPool
-) -> tuple[SlabCache, Orchestrator]:
+) -> tuple[SlabCache, EagerOrchestrator]:
     per_layer = _layer_slots(config, store) if config.memory.pool == "per_layer" else None
     num_layers, num_experts = store.num_layers, store.num_experts
     eviction = make_eviction(config.eviction.policy, num_layers=num_layers, num_experts=num_experts)

@@ -83,12 +83,12 @@ class Engine:
             max_length=parts.config.execution.max_length,
         )
         self._shared = Shared(
-            model=parts.model,
+            sequences=parts.sequences,
             device=parts.device,
             orchestrator=parts.orchestrator,
             turns=Turns(),
             places=threading.BoundedSemaphore(parts.config.execution.max_rows),
-            stats=StatsRecorder(parts.cache),
+            stats=StatsRecorder(parts.cache, parts.orchestrator),
             closing=CancelToken(),
         )
         num_workers = parts.config.execution.max_rows + NUM_WAITING

@@ -8,10 +8,10 @@ place ─► prefill ─► sample ─► text ─► (delta out) ─► extend 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from threading import Semaphore
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ from hetero_runtime.generation import (
     Timings,
     make_sampler,
 )
-from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.hf.forward import Sequence, Sequences
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.stats import StatsRecorder
@@ -48,7 +48,7 @@ class InterruptedPassError(Exception):
 class Shared(NamedTuple):
     """What all rows of an engine use. Whoever runs a pass holds the turn."""
 
-    model: Any
+    sequences: Sequences
     device: torch.device
     orchestrator: Orchestrator
     turns: Turns
@@ -100,8 +100,11 @@ class Row:
         )
 
     def _generate(self) -> Iterator[Delta]:
+        with self._shared.sequences.open() as state:
+            yield from self._generate_in(state)
+
+    def _generate_in(self, state: Sequence) -> Iterator[Delta]:
         prompt = self.request.prompt_ids
-        state = SequenceState(self._shared.model)
         logits = self._extend(state, Phase.PREFILL, prompt, self._images)
         sampler = make_sampler(self.request.params, logits.shape[-1], self._shared.device)
         history = list(prompt)
@@ -118,9 +121,9 @@ class Row:
 
     def _extend(
         self,
-        state: SequenceState,
+        state: Sequence,
         phase: Phase,
-        ids: Sequence[int],
+        ids: tuple[int, ...],
         images: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """One pass of the model, in turn with the other rows. Returns logits `[vocab]`."""

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from hetero_gpu import CacheStats, SlabCache
-from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_scheduler import SlotCounts
 
 
@@ -62,8 +62,8 @@ class EngineStats:
 class StatsRecorder:
     """Adds up passes by phase. Thread-safe."""
 
-    def __init__(self, cache: SlabCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: SlabCache, orchestrator: Orchestrator) -> None:
+        self._cache, self._orchestrator = cache, orchestrator
         self._guard = threading.Lock()
         self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats()) for phase in Phase}
         self._requests = 0
@@ -103,11 +103,13 @@ class StatsRecorder:
     def snapshot(self, *, bank_bytes: int, slab_bytes: int, device: torch.device) -> EngineStats:
         """Everything so far."""
         with self._guard:
+            decode = self._phases[Phase.DECODE]
+            on_device = self._orchestrator.device_stats()
             return EngineStats(
                 requests=self._requests,
                 active_rows=self._active_rows,
                 prefill=self._phases[Phase.PREFILL],
-                decode=self._phases[Phase.DECODE],
+                decode=replace(decode, cache=decode.cache + on_device),
                 slots=self._cache.counts(),
                 bank_bytes=bank_bytes,
                 slab_bytes=slab_bytes,

@@ -67,6 +67,7 @@ class SlabCache:
         self._slabs, self._machine, self._eviction = slabs, machine, eviction
         self._copier, self._record = copier, record
         self._in_flight: dict[int, Transfer] = {}
+        self._fetching: set[ExpertKey] = set()
         self._last_read: dict[int, Fence] = {}
         self._stats = CacheStats()
 
@@ -107,6 +108,10 @@ class SlabCache:
     def check(self) -> None:
         """Assert that slots are conserved and every copy in flight belongs to a held slot."""
         self._machine.check()
+        num_fetching = self._machine.counts().fetch
+        assert len(self._fetching) == num_fetching, (
+            f"{len(self._fetching)} prefetches != {num_fetching} slots"
+        )
         for slot in self._in_flight:
             assert self._machine.state(slot) is not SlotState.EMPTY, (
                 f"a copy into empty slot {slot} is tracked"
@@ -116,10 +121,8 @@ class SlabCache:
 
     def begin_layer(self, layer: int, needed: Collection[ExpertKey]) -> None:
         """`layer` is about to run `needed`: count them, land or drop its prefetches, free the rest."""
-        for expert in self._machine.residents(layer).tolist():
-            key = ExpertKey(layer, expert)
-            if self.lookup(key) is Lookup.PENDING:
-                self._land_or_drop(key, is_needed=key in needed)
+        for key in [key for key in self._fetching if key.layer == layer]:
+            self._land_or_drop(key, is_needed=key in needed)
         answers = [self.lookup(key) for key in needed]
         self._stats.required += len(answers)
         self._stats.hits += answers.count(Lookup.HIT)
@@ -133,9 +136,11 @@ class SlabCache:
 
     def prefetch(self, key: ExpertKey, *, protected: Collection[ExpertKey] = ()) -> bool:
         """Submit a load for a layer to come. False, with nothing changed, when every slot is protected."""
-        is_submitted = self._submit(key, SlotState.FETCH, protected)
-        self._stats.prefetches += is_submitted
-        return is_submitted
+        if not self._submit(key, SlotState.FETCH, protected):
+            return False
+        self._fetching.add(key)
+        self._stats.prefetches += 1
+        return True
 
     def wait(self, key: ExpertKey) -> None:
         """Make computation submitted from now on see the bytes of `key`."""
@@ -143,8 +148,8 @@ class SlabCache:
         transfer = self._in_flight.pop(slot, None)
         if transfer is not None:
             transfer.wait()
-        if self._machine.state(slot) is SlotState.FETCH:
-            self._machine.land(slot, self._machine.tag(slot))
+        if key in self._fetching:
+            self._land(key)
 
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """`keys` were executed: evictable; a copy over them starts once the compute stream gets here."""
@@ -166,9 +171,8 @@ class SlabCache:
         what the compute stream has been given until now.
         """
         self._copier.synchronize()
-        for slot in self._in_flight:
-            if self._machine.state(slot) is SlotState.FETCH:
-                self._machine.land(slot, self._machine.tag(slot))
+        for key in list(self._fetching):
+            self._land(key)
         self._in_flight.clear()
         self.settle()
         take(self._machine, self._eviction)
@@ -191,14 +195,19 @@ class SlabCache:
 
     def _land_or_drop(self, key: ExpertKey, *, is_needed: bool) -> None:
         slot = self._machine.slot(key)
-        transfer = self._in_flight[slot]
-        if transfer.is_done():
-            self._machine.land(slot, self._machine.tag(slot))
+        if self._in_flight[slot].is_done():
+            self._land(key)
         elif not is_needed:
             # copies finish in order, so the slot can be given away while this one is still on the link
             self._machine.abort(slot, self._machine.tag(slot))
+            self._fetching.discard(key)
             del self._in_flight[slot]
             self._stats.prefetches_dropped += 1
+
+    def _land(self, key: ExpertKey) -> None:
+        slot = self._machine.slot(key)
+        self._machine.land(slot, self._machine.tag(slot))
+        self._fetching.discard(key)
 
     def _submit(self, key: ExpertKey, state: SlotState, protected: Collection[ExpertKey]) -> bool:
         held = self._machine.reserve(key, state, score=self._eviction.score, protected=protected)

@@ -21,7 +21,7 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "prefetch.extra": (0,),
     "eviction.policy": ("lru", "lfu", "lfru"),
     "misses.handler": ("load",),
-    "execution.mode": ("auto", "eager"),
+    "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
     "cpu.isa": ("auto",),
     "cpu.backend": ("torch",),

@@ -59,6 +59,11 @@ class ExpertStore:
         """Whether CUDA can copy from the records without staging."""
         return self._bank.registration is not None and self._bank.registration.kind == "registered"
 
+    @property
+    def records(self) -> torch.Tensor:
+        """All records in the order of their keys, uint8 `[bank_bytes]`: a view of the bank."""
+        return self._bank.bytes
+
     def record(self, key: ExpertKey) -> torch.Tensor:
         """The record of one expert: uint8 `[record_bytes]`, a view of the bank."""
         assert key.layer in range(self.num_layers), f"no layer for {key}"

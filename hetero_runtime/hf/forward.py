@@ -7,13 +7,49 @@ models keep a position offset on the model, where two sequences would overwrite 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 
 
+class Sequence(Protocol):
+    """One text inside the model: its KV cache and its positions."""
+
+    def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """Append `ids` `[n]` and return the logits of the last one, `[vocab]` float32.
+
+        `images`: the model's own image inputs, only with the first call of a sequence.
+        """
+
+
+class Sequences(Protocol):
+    """Where sequences come from."""
+
+    def open(self) -> AbstractContextManager[Sequence]:
+        """A new, empty sequence, until the context is left."""
+
+    def close(self) -> None:
+        """Free what all sequences share. One that is still held can only be left."""
+
+
+class EagerSequences:
+    """Each sequence with a cache of transformers' own, which grows."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @contextmanager
+    def open(self) -> Iterator[Sequence]:
+        yield SequenceState(self._model)
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
 class SequenceState:
-    """KV cache and positions of one sequence. `length` counts the tokens in it."""
+    """A sequence that transformers itself keeps. `length` counts the tokens in it."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -27,10 +63,6 @@ class SequenceState:
 
     @torch.inference_mode()
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """Append `ids` `[n]` and return the logits of the last one, `[vocab]` float32.
-
-        `images`: the model's own image inputs, only with the first call of a sequence.
-        """
         arguments: dict[str, Any] = {"input_ids": ids[None], "use_cache": True, self._kv_name: self._kv}
         if self._has_logits_to_keep:
             arguments["logits_to_keep"] = 1

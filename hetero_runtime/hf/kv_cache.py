@@ -134,6 +134,10 @@ class KvCache:
             for layer, kind in enumerate(kinds)
         ]
 
+    def close(self) -> None:
+        """Free all buffers."""
+        self._layers.clear()
+
     def step_view(self, positions: torch.Tensor) -> Cache:
         """For steps of all rows; stays valid, and follows `positions`."""
         return Cache(

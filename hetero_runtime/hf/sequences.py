@@ -14,6 +14,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from hetero_runtime.errors import RequestError
 from hetero_runtime.hf.attention import install, latent_layers, why_not_capturable
@@ -46,7 +47,7 @@ class StaticSequences:
         text = model.config.get_text_config(decoder=True)
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
         self._cache = KvCache(list(kinds), rows=rows, max_length=max_length, latent=latent_layers(model))
-        self._step_view = self._cache.step_view(self.lengths)
+        self._step_view: Cache | None = self._cache.step_view(self.lengths)
 
     @property
     def rows(self) -> int:
@@ -126,6 +127,11 @@ class StaticSequences:
         self._host_lengths[row] = None
         for tensor in (self.lengths, self._growth, self._offsets):
             tensor[row] = 0
+
+    def close(self) -> None:
+        """Free the KV cache; no pass may follow."""
+        self._cache.close()
+        self._step_view = None
 
     def _set_length(self, row: int, length: int) -> None:
         self._host_lengths[row] = length

@@ -9,6 +9,8 @@ from enum import Enum
 
 import torch
 
+from hetero_gpu import CacheStats
+
 
 class Phase(Enum):
     """Prefill is compute-bound and touches most experts; decode is bound by bytes and touches top-k."""
@@ -42,6 +44,10 @@ class Orchestrator(ABC):
         `layer` counts MoE layers; `hidden`: `[T, H]`; `top_k_index`, `top_k_weights`: `[T, K]`. Returns
         `[T, H]`.
         """
+
+    def device_stats(self) -> CacheStats:
+        """What decode passes counted where only the device counts; zeros if the host counts everything."""
+        return CacheStats()
 
     @abstractmethod
     def check(self) -> None:

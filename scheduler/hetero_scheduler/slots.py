@@ -139,10 +139,6 @@ class SlotMachine:
         layer, expert = self._key[slot].tolist()
         return None if layer == NO_SLOT else ExpertKey(layer, expert)
 
-    def residents(self, layer: int) -> npt.NDArray[np.int64]:
-        """Experts of `layer` that hold a slot, landed or pending, ascending. `[n]`"""
-        return np.flatnonzero(self._slot_of[layer] != NO_SLOT)
-
     def pool_range(self, layer: int) -> range:
         """Slots that `layer` may use."""
         return self._pools[layer]

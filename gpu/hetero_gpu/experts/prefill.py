@@ -74,7 +74,10 @@ class GroupedExperts:
         form, num_pairs, num_experts = self.form, self._order.numel(), experts.numel()
         wave = (self._order, self._bounds, experts, slots, num_experts)
         room = power_of_two_above(num_experts)
-        up, down = (prefill_tile(matrix, self._mean_tokens) for matrix in (form.up, form.down))
+        up, down = (
+            prefill_tile(matrix, self._mean_tokens, itemsize=self._hidden.element_size())
+            for matrix in (form.up, form.down)
+        )
         num_tiles = num_pairs // up.tokens + min(num_experts, num_pairs)  # no less than there can be
         up_kernel[(triton.cdiv(2 * form.intermediate, up.rows), num_tiles)](
             self._hidden, slabs, self._activated, *wave, self.top_k, room,

@@ -60,10 +60,11 @@ def down_tile(form: ExpertFormat, top_k: int) -> DecodeTile:
     return DecodeTile(pairs=pairs, rows=4, cols=cols, lane=lane, num_warps=num_warps)
 
 
-def prefill_tile(matrix: Matrix, tokens_per_expert: int) -> PrefillTile:
-    """For either projection. `tokens_per_expert`: the mean, which says what a tile can share."""
+def prefill_tile(matrix: Matrix, tokens_per_expert: int, *, itemsize: int) -> PrefillTile:
+    """For either projection. `tokens_per_expert`: the mean, which says what a tile can share. `itemsize`: of
+    the activations. With two bytes, less than 99 KiB of shared memory, which every GPU since 2020 has."""
     tokens = min(max(power_of_two_above(tokens_per_expert), 16), 128)
-    cols = 64 if matrix.scales is None else 128
+    cols = (64 if matrix.scales is None or tokens == 128 else 128) * 2 // itemsize
     lane = _shared_cols(matrix, cols)
     num_warps = 8 if tokens == 128 else 4
     return PrefillTile(128, tokens, cols, lane, num_warps, num_stages=3)

@@ -1,0 +1,115 @@
+"""Turn an eager engine into one whose decode step is a CUDA graph, where model and machine allow it.
+
+What does not allow it is no error: decoding stays eager, and the reason is logged once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
+from hetero_gpu.tables import DeviceTables, MappedBank
+from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
+from hetero_runtime.experts.store import ExpertStore
+from hetero_runtime.hf.attention import why_not_capturable
+from hetero_runtime.hf.fused_attention import fuse_attention
+from hetero_runtime.hf.graph_sequences import GraphSequences
+from hetero_runtime.hf.hooks import attach
+from hetero_runtime.hf.small_ops import install_small_ops
+from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
+
+if TYPE_CHECKING:
+    from hetero_runtime.assembly import EagerParts
+
+
+class NotCapturableError(Exception):
+    """Why decoding stays eager. Never leaves `assembly`."""
+
+
+class GraphParts(NamedTuple):
+    """What takes the place of the eager orchestrator and sequences."""
+
+    orchestrator: DeviceOrchestrator
+    sequences: GraphSequences
+
+
+def capture(parts: EagerParts, *, rows: int, max_length: int) -> GraphParts:
+    """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing."""
+    device, top_k = parts.slabs.memory.device, _top_k(parts.model)
+    _check_capturable(parts, rows=rows, top_k=top_k)
+    active = torch.ones(rows, dtype=torch.bool, device=device)
+    orchestrator = DeviceOrchestrator(
+        parts.orchestrator,
+        cache=parts.cache,
+        slabs=parts.slabs,
+        bank=_mapped(parts.store),
+        tables=_tables(parts, max_pairs=rows * top_k),
+        experts=DecodeExperts(_format(parts), top_k, max_tokens=rows, dtype=parts.dtype, device=device),
+        active=active,
+    )
+    attach(parts.experts, orchestrator.run_layer)
+    sequences = GraphSequences(parts.model, active=active, max_length=max_length)
+    install_small_ops(parts.model)
+    fuse_attention(parts.model)
+    around = partial(orchestrator.pass_, checkpoint=lambda: None)
+    sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))
+    return GraphParts(orchestrator, sequences)
+
+
+def _check_capturable(parts: EagerParts, *, rows: int, top_k: int) -> None:
+    if parts.slabs.memory.device.type != "cuda":
+        raise NotCapturableError("there is no CUDA device")
+    if reason := why_not_capturable(parts.model.config):
+        raise NotCapturableError(reason)
+    if not parts.store.is_registered:
+        raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
+    if rows > MOST_TOKENS:
+        raise NotCapturableError(f"execution.max_rows={rows}; a captured step has at most {MOST_TOKENS} rows")
+    if rows > 1 and _has_recurrent_states(parts.model):
+        raise NotCapturableError("rows with recurrent states cannot step apart; set execution.max_rows=1")
+    if parts.slabs.num_slabs < rows * top_k:
+        raise NotCapturableError(
+            f"{parts.slabs.num_slabs} slabs cannot hold top-{top_k} of {rows} rows at once; "
+            f"set memory.slabs={rows * top_k} or more, or fewer execution.max_rows"
+        )
+
+
+def _top_k(model: Any) -> int:
+    text = model.config.get_text_config(decoder=True)
+    return int(getattr(text, "num_experts_per_tok", 0) or text.top_k)
+
+
+def _has_recurrent_states(model: Any) -> bool:
+    text = model.config.get_text_config(decoder=True)
+    return "linear_attention" in (getattr(text, "layer_types", None) or ())
+
+
+def _format(parts: EagerParts) -> Any:
+    try:
+        return expert_format(parts.store.layout, parts.store.forms, parts.experts[0])
+    except UnreadableError as error:
+        raise NotCapturableError(str(error)) from error
+
+
+def _mapped(store: ExpertStore) -> MappedBank:
+    try:
+        return MappedBank.of(store.records, store.layout.record_bytes)
+    except RuntimeError as error:
+        raise NotCapturableError(str(error)) from error
+
+
+def _tables(parts: EagerParts, *, max_pairs: int) -> DeviceTables:
+    try:
+        return DeviceTables(
+            num_slots=parts.slabs.num_slabs,
+            num_layers=parts.store.num_layers,
+            num_experts=parts.store.num_experts,
+            max_pairs=max_pairs,
+            device=parts.slabs.memory.device,
+        )
+    except ValueError as error:
+        raise NotCapturableError(str(error)) from error

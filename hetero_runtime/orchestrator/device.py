@@ -1,0 +1,88 @@
+"""The device orchestrator: a decode step decides, loads and computes without asking the host.
+
+    prefill   eager, on the host's slot machine         waves, prefetch ahead
+        │ hand-over of all slot states, exactly (tables.adopt / to_machine)
+    decode    for each layer, on the compute stream:
+              ensure(top_k_index)   hits, evictions, miss list          one thread block
+              gather()              misses: mapped host memory → slabs  count read on the device
+              experts(slots)        up, gate, down, weighted sum        weights read in their slabs
+
+Nothing in a decode step depends on a value that the host would have to read, so the step can be captured as
+one CUDA graph and replayed for every token (SeqMoE §8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hetero_gpu import CacheStats, SlabCache, SlabPool
+from hetero_gpu.experts.decode import DecodeExperts
+from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
+from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_runtime.orchestrator.eager import EagerOrchestrator
+
+
+class DeviceOrchestrator(Orchestrator):
+    """See the module docstring.
+
+    `active`: bool `[rows]` on the device, the rows whose token counts in a step; experts of the others are
+    neither loaded nor computed.
+    """
+
+    def __init__(
+        self,
+        eager: EagerOrchestrator,
+        *,
+        cache: SlabCache,
+        slabs: SlabPool,
+        bank: MappedBank,
+        tables: DeviceTables,
+        experts: DecodeExperts,
+        active: torch.Tensor,
+    ) -> None:
+        self._eager, self._cache, self._slabs, self._bank = eager, cache, slabs, bank
+        self._tables, self._experts, self._active = tables, experts, active
+        self._is_on_device = False
+        self._phase = Phase.PREFILL
+
+    @contextmanager
+    def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
+        self._phase = phase
+        self._hand_over(to_device=phase is Phase.DECODE)
+        if phase is Phase.DECODE:
+            yield
+            self._tables.raise_if_failed()
+            return
+        with self._eager.pass_(phase, checkpoint=checkpoint):
+            yield
+
+    def run_layer(
+        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        if self._phase is Phase.PREFILL:
+            return self._eager.run_layer(layer, hidden, top_k_index, top_k_weights)
+        if len(self._active) > 1:  # a single row is always active in its own step
+            top_k_index = torch.where(self._active[:, None], top_k_index, -1)
+        slots = ensure(self._tables, layer, top_k_index.contiguous())
+        gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
+        out = torch.empty_like(hidden)
+        self._experts(
+            hidden.contiguous(), self._slabs.memory, slots=slots, weights=top_k_weights.contiguous(), out=out
+        )
+        return out
+
+    def device_stats(self) -> CacheStats:
+        return self._tables.stats()
+
+    def check(self) -> None:
+        self._hand_over(to_device=False)
+        self._eager.check()
+
+    def _hand_over(self, *, to_device: bool) -> None:
+        """Bring the slot states to where the next pass decides."""
+        if to_device != self._is_on_device:
+            self._cache.lend(self._tables.adopt if to_device else self._tables.to_machine)
+            self._is_on_device = to_device

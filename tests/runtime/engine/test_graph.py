@@ -1,0 +1,107 @@
+"""The captured decode step against the eager engine, on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from hetero_runtime import Engine
+from tests.architectures import ARCHITECTURES, prompt_ids
+from tests.runtime.engine.conftest import MakeCheckpoint
+
+pytestmark = pytest.mark.gpu
+
+PROMPT = prompt_ids(17)[0].tolist()
+CAPTURABLE = tuple(name for name in ARCHITECTURES if name != "DeepseekV4")
+
+
+def load(folder: object, mode: str, *, rows: int = 1, **memory: object) -> Engine:
+    return Engine.load(
+        str(folder),
+        device="cuda",
+        memory=memory,
+        execution={"mode": mode, "max_rows": rows, "max_length": 128},
+    )
+
+
+def answer(engine: Engine, prompt: list[int] = PROMPT, num_tokens: int = 48) -> tuple[int, ...]:
+    return engine.generate(prompt, max_tokens=num_tokens, ignore_eos=True).token_ids
+
+
+@pytest.mark.parametrize("memory", [{"slabs": 4}, {"residency": 0.25}, {"slabs": "all"}], ids=str)
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_tokens_equal_the_eager_engines(
+    checkpoint: MakeCheckpoint, name: str, memory: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(name)
+    with load(folder, "eager", **memory) as engine:
+        expected = answer(engine)
+    with caplog.at_level(logging.WARNING), load(folder, "graph", **memory) as engine:
+        assert not caplog.records, caplog.text
+        assert answer(engine) == expected
+        assert answer(engine) == expected  # the second prompt takes the same place, warm
+        engine.check()
+        stats = engine.stats()
+        assert stats.decode.cache.required == stats.decode.cache.hits + stats.decode.cache.misses
+        assert stats.decode.tokens == 2 * 47
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "lfru"])
+def test_every_required_expert_is_counted(checkpoint: MakeCheckpoint, eviction: str) -> None:
+    """The same routing requires the same experts, wherever it runs."""
+    counts = []
+    for mode in ("eager", "graph"):
+        with Engine.load(
+            str(checkpoint("Qwen3Moe")),
+            device="cuda",
+            memory={"residency": 0.5},
+            eviction={"policy": eviction},
+            prefetch={"schedule": "none"},
+            execution={"mode": mode, "max_rows": 1, "max_length": 128},
+        ) as engine:
+            answer(engine)
+            counts.append(engine.stats().decode.cache.required)
+    assert counts[0] == counts[1]
+
+
+def test_rows_that_take_turns_do_not_disturb_each_other(checkpoint: MakeCheckpoint) -> None:
+    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    folder = checkpoint("Qwen3Moe")
+    with load(folder, "graph", rows=2, residency=0.5) as engine:
+        alone = [answer(engine, prompt) for prompt in prompts]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+
+
+def test_replay_asks_the_device_nothing(checkpoint: MakeCheckpoint) -> None:
+    with load(checkpoint("Qwen3Moe"), "graph", residency=0.25) as engine:
+        answer(engine)
+        graph = engine._parts.sequences._graph  # type: ignore[attr-defined]
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(8):
+                graph.replay()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_model_that_cannot_be_captured_stays_eager_and_says_why(
+    checkpoint: MakeCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), load(checkpoint("DeepseekV4"), "graph", residency=0.5) as engine:
+        assert [record.message for record in caplog.records if "stays eager" in record.message]
+        assert len(answer(engine)) == 48
+
+
+def test_too_few_slabs_for_the_rows_stays_eager_and_says_how_many(
+    checkpoint: MakeCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint("Qwen3Moe")
+    with caplog.at_level(logging.WARNING), load(folder, "graph", rows=4, slabs=8) as engine:
+        assert "memory.slabs=16" in caplog.text
+        assert len(answer(engine)) == 48
