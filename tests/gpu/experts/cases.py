@@ -6,6 +6,7 @@ small shapes; else compiled, on a GPU, on larger ones. The tests are the same.
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -47,7 +48,13 @@ FORMATS = [
     Case("fp4", "e8m0", (1, 32), has_bias=True),
 ]
 
-SHAPES = [(98, 36)] if IS_INTERPRETED else [(98, 36), (320, 132), (2048, 768), (2880, 1000)]
+COMBINATIONS = [
+    *zip(FORMATS, itertools.cycle(GATES)),
+    *((case, gate) for case in (FORMATS[1], FORMATS[3]) for gate in GATES),
+]
+"""Each format with some gate, and two formats (one transposed) with all."""
+
+SHAPES = [(98, 36)] if IS_INTERPRETED else [(98, 36), (2880, 1000)]
 """(H, I): neither need be a power of two, nor a multiple of a block."""
 
 

@@ -11,7 +11,7 @@ from bench.expert_records import Case, make_format, random_routing, random_slabs
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
 from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.reference import experts_reference
-from tests.gpu.experts.cases import DEVICE, DTYPES, FORMATS, GATES, RATIO, SHAPES, WHERE, assert_close
+from tests.gpu.experts.cases import COMBINATIONS, DEVICE, DTYPES, GATES, RATIO, SHAPES, WHERE, assert_close
 
 pytestmark = WHERE
 NUM_SLABS = 6
@@ -30,8 +30,7 @@ def decode(
 
 
 @pytest.mark.parametrize(("hidden_size", "intermediate"), SHAPES, ids=lambda n: str(n))
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("case", FORMATS, ids=str)
+@pytest.mark.parametrize(("case", "gate"), COMBINATIONS, ids=str)
 def test_format_and_gate(case: Case, gate: str, hidden_size: int, intermediate: int) -> None:
     form = make_format(case, hidden_size, intermediate, GATES[gate])
     hidden, slabs = torch.randn(2, hidden_size), random_slabs(form, NUM_SLABS)

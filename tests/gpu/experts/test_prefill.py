@@ -12,6 +12,7 @@ from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.experts.reference import experts_reference
 from tests.gpu.experts.cases import (
+    COMBINATIONS,
     DEVICE,
     DOT_DTYPES,
     FORMATS,
@@ -63,8 +64,7 @@ ALL = [list(range(NUM_EXPERTS))]
 
 
 @pytest.mark.parametrize(("hidden_size", "intermediate"), SHAPES, ids=lambda n: str(n))
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("case", FORMATS, ids=str)
+@pytest.mark.parametrize(("case", "gate"), COMBINATIONS, ids=str)
 def test_format_and_gate(case: Case, gate: str, hidden_size: int, intermediate: int) -> None:
     layer = Layer(make_format(case, hidden_size, intermediate, GATES[gate]), 19, dtype=torch.float32)
     assert_close("prefill", layer.expected(), layer.run(ALL), RATIO[torch.float32])
