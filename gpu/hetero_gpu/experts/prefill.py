@@ -62,6 +62,7 @@ class GroupedExperts:
         self._bounds = torch.searchsorted(by_expert, first_of).int()  # [E + 1], places of each expert
         self._places = order.argsort().view(num_tokens, self.top_k).sort(dim=1).values.int()
         self._mean_tokens = order.numel() // num_experts
+        self._room = power_of_two_above(num_experts)  # of any wave, so that one compilation serves all
 
     def add(self, slabs: torch.Tensor, experts: torch.Tensor, slots: torch.Tensor) -> None:
         """Compute a wave: `experts` int32 `[n]`, any of them in any order, from slabs `slots` int32 `[n]`.
@@ -73,18 +74,17 @@ class GroupedExperts:
         assert slabs.shape[1] == self.form.record_bytes and slabs.is_contiguous()
         form, num_pairs, num_experts = self.form, self._order.numel(), experts.numel()
         wave = (self._order, self._bounds, experts, slots, num_experts)
-        room = power_of_two_above(num_experts)
         up, down = (
             prefill_tile(matrix, self._mean_tokens, itemsize=self._hidden.element_size())
             for matrix in (form.up, form.down)
         )
         num_tiles = num_pairs // up.tokens + min(num_experts, num_pairs)  # no less than there can be
         up_kernel[(triton.cdiv(2 * form.intermediate, up.rows), num_tiles)](
-            self._hidden, slabs, self._activated, *wave, self.top_k, room,
+            self._hidden, slabs, self._activated, *wave, self.top_k, self._room,
             FORM=form, TILE=up, num_warps=up.num_warps, num_stages=up.num_stages,
         )  # fmt: skip
         down_kernel[(triton.cdiv(form.hidden, down.rows), num_tiles)](
-            self._activated, slabs, self._products, *wave, self._weights, room,
+            self._activated, slabs, self._products, *wave, self._weights, self._room,
             FORM=form, TILE=down, num_warps=down.num_warps, num_stages=down.num_stages,
         )  # fmt: skip
 
