@@ -16,7 +16,9 @@ from bench.routing import Experts
 from bench.routing_replay import Replay
 from hetero_runtime.assembly import assemble
 from hetero_runtime.engine import Engine, config_from
+from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.conversion import expert_modules
+from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.planned import plan_for
 
@@ -31,6 +33,7 @@ class Case(NamedTuple):
 
     policy: str
     residency: float
+    mode: str = "eager"
 
     @property
     def percent(self) -> str:
@@ -96,7 +99,7 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"{self.case.policy} {self.case.percent}: {self.tok_s:.3g} tok/s, "
+            f"{self.case.mode} {self.case.policy} {self.case.percent}: {self.tok_s:.3g} tok/s, "
             f"hits {100 * self.hit_rate:.1f} %, {self.bytes_token / 1e6:.0f} MB a token, "
             f"stalled {100 * self.stall_share:.0f} %, TTFT {self.ttft_ms:.0f} ms, "
             f"loaded in {self.load_s:.1f} s"
@@ -130,11 +133,13 @@ def _load(plan: Plan, case: Case, routing: Experts) -> Engine:
         "device": plan.device,
         "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
         "eviction": {"policy": case.policy},
-        "execution": {"max_rows": 1, "max_length": longest + 1},
+        "execution": {"mode": case.mode, "max_rows": 1, "max_length": longest + 1},
     }
     parts = assemble(plan_for(config_from(plan.checkpoint, overrides)).config)
     replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
     attach(list(expert_modules(parts.model).values()), replay)
+    if isinstance(parts.sequences, GraphSequences):
+        capture_step(parts.sequences, parts.orchestrator)  # once more, with the recorded routing inside
     return Engine(parts)
 
 

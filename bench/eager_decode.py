@@ -102,7 +102,7 @@ def _link_limit(measured: Measured, link_gb_s: float | None) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure case by case; what was measured is written even when a later case fails."""
-    options = _parse(arguments)
+    options = parse(arguments, __doc__)
     geometry = geometry_of(options)
     folder = ensure_checkpoint(options.checkpoint, geometry)
     routing = RecordedRouting.load(options.routing).laid_over(
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             done.append(measure_case(plan, case, routing))
             print(done[-1], flush=True)
-            _free_device()
+            free_device()
     finally:
         rows = [row for each in done for row in _rows(each, routing, geometry, link_gb_s)]
         if rows:
@@ -132,8 +132,9 @@ def _rows(
     return rows_of(measured, routing, num_experts=geometry.experts, link_gb_s=link_gb_s)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parse(arguments: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+    """The options of the decode benches."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--routing", type=Path, required=True, help="what bench.routing_replay recorded")
     parser.add_argument("--checkpoint", type=Path, default=Path(tempfile.gettempdir()) / "bench-checkpoint")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -146,7 +147,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _free_device() -> None:
+def free_device() -> None:
     """Give slabs back to the driver: the next memory plan counts what is free there."""
     gc.collect()
     if torch.cuda.is_available():

@@ -33,25 +33,31 @@ DOCUMENT_TOKENS = 256
 class Replay:
     """Stands before an orchestrator's `run_layer` and puts recorded experts in place of the router's.
 
-    Weights stay the router's own. Passes take the tokens of the recording one after another; `position`
-    is the next one.
+    Weights stay the router's own. Passes take the tokens of the recording one after another, and begin
+    anew at its end. The place is kept on the device, so that a captured step moves on with every replay.
     """
 
     def __init__(self, run_layer: RunLayer, experts: Experts, device: torch.device) -> None:
         """`experts`: `[tokens, layers, top_k]`, kept on `device`, where a router would leave them."""
         self._run_layer = run_layer
         self._experts = torch.from_numpy(experts).to(device)
-        self._begin = self.position = 0
+        self._next = torch.zeros(1, dtype=torch.long, device=device)
+
+    @property
+    def position(self) -> int:
+        """The next token of the recording; waits for the device."""
+        return int(self._next)
 
     def __call__(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """See `Orchestrator.run_layer`."""
-        if layer == 0:
-            self._begin, self.position = self.position, self.position + len(hidden)
-        assert self.position <= len(self._experts), f"only {len(self._experts)} tokens are recorded"
-        recorded = self._experts[self._begin : self.position, layer]
+        num_recorded, num_layers, _ = self._experts.shape
+        tokens = self._next + torch.arange(len(hidden), device=hidden.device)
+        recorded = self._experts[tokens % num_recorded, layer]
         assert recorded.shape == top_k_index.shape, f"{recorded.shape} replayed for {top_k_index.shape}"
+        if layer == num_layers - 1:
+            self._next += len(hidden)
         return self._run_layer(layer, hidden, recorded, top_k_weights)
 
 

@@ -19,7 +19,7 @@ from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.small_ops import install_small_ops
-from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 
 if TYPE_CHECKING:
@@ -55,9 +55,15 @@ def capture(parts: EagerParts, *, rows: int, max_length: int) -> GraphParts:
     sequences = GraphSequences(parts.model, active=active, max_length=max_length)
     install_small_ops(parts.model)
     fuse_attention(parts.model)
+    capture_step(sequences, orchestrator)
+    return GraphParts(orchestrator, sequences)
+
+
+def capture_step(sequences: GraphSequences, orchestrator: Orchestrator) -> None:
+    """Capture the decode step of `sequences` with the experts function that is attached now."""
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
     sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))
-    return GraphParts(orchestrator, sequences)
+    orchestrator.forget_counts()
 
 
 def _check_capturable(parts: EagerParts, *, rows: int, top_k: int) -> None:

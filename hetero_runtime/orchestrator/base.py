@@ -49,6 +49,9 @@ class Orchestrator(ABC):
         """What decode passes counted where only the device counts; zeros if the host counts everything."""
         return CacheStats()
 
+    def forget_counts(self) -> None:
+        """Start `device_stats` from zero."""
+
     @abstractmethod
     def check(self) -> None:
         """Assert the invariants that hold between passes."""

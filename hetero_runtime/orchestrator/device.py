@@ -77,6 +77,9 @@ class DeviceOrchestrator(Orchestrator):
     def device_stats(self) -> CacheStats:
         return self._tables.stats()
 
+    def forget_counts(self) -> None:
+        self._tables.counters.zero_()
+
     def check(self) -> None:
         self._hand_over(to_device=False)
         self._eager.check()
