@@ -20,6 +20,7 @@ from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.planned import plan_for
 
 SHORT_PROMPT = 16
@@ -138,7 +139,7 @@ def _load(plan: Plan, case: Case, routing: Experts) -> Engine:
     parts = assemble(plan_for(config_from(plan.checkpoint, overrides)).config)
     replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
     attach(list(expert_modules(parts.model).values()), replay)
-    if isinstance(parts.sequences, GraphSequences):
+    if isinstance(parts.sequences, GraphSequences) and isinstance(parts.orchestrator, DeviceOrchestrator):
         capture_step(parts.sequences, parts.orchestrator)  # once more, with the recorded routing inside
     return Engine(parts)
 

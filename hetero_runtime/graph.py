@@ -19,7 +19,7 @@ from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.small_ops import install_small_ops
-from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def capture(parts: EagerParts, *, rows: int, max_length: int) -> GraphParts:
     return GraphParts(orchestrator, sequences)
 
 
-def capture_step(sequences: GraphSequences, orchestrator: Orchestrator) -> None:
+def capture_step(sequences: GraphSequences, orchestrator: DeviceOrchestrator) -> None:
     """Capture the decode step of `sequences` with the experts function that is attached now."""
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
     sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))

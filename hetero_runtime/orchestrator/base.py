@@ -45,12 +45,9 @@ class Orchestrator(ABC):
         `[T, H]`.
         """
 
+    @abstractmethod
     def device_stats(self) -> CacheStats:
         """What decode passes counted where only the device counts; zeros if the host counts everything."""
-        return CacheStats()
-
-    def forget_counts(self) -> None:
-        """Start `device_stats` from zero."""
 
     @abstractmethod
     def check(self) -> None:

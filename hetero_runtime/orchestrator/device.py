@@ -78,6 +78,7 @@ class DeviceOrchestrator(Orchestrator):
         return self._tables.stats()
 
     def forget_counts(self) -> None:
+        """Start `device_stats` from zero."""
         self._tables.counters.zero_()
 
     def check(self) -> None:

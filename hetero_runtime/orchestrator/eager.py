@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hetero_gpu import SlabCache
+from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, Popularity
@@ -72,6 +72,9 @@ class EagerOrchestrator(Orchestrator):
         total = LayerSum(hidden, top_k_weights, dispatch)
         self._execute(layer, needed, total)
         return total.total
+
+    def device_stats(self) -> CacheStats:
+        return CacheStats()
 
     def check(self) -> None:
         self._cache.check()
