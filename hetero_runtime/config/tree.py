@@ -92,7 +92,8 @@ class MissesConfig:
 @dataclass(frozen=True)
 class ExecutionConfig:
     mode: Literal["auto", "eager", "graph"] = "auto"
-    """eager: driven by the host. graph: decode as one CUDA graph."""
+    """eager: driven by the host, equal to transformers in every bit. graph: decode as one CUDA graph, on the
+    device alone; where a model cannot be captured it stays eager and says why."""
     compile: bool = False
     """Run torch.compile on the non-expert part."""
     max_rows: Positive = 4

@@ -61,6 +61,8 @@ class Demand:
     max_length: int
     pinned_prefix: int
     """First MoE layers whose experts all stay on the device."""
+    mode: Literal["eager", "graph"] = "eager"
+    """graph: the KV cache is ours, of a fixed size."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -71,6 +73,7 @@ class Demand:
             max_rows=config.execution.max_rows,
             max_length=config.execution.max_length,
             pinned_prefix=config.memory.pinned_prefix,
+            mode=config.execution.mode,
         )
 
 
@@ -90,7 +93,9 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
 
 
 def _kv_row(geometry: Geometry, demand: Demand) -> Row:
-    row_bytes = geometry.kv.row_bytes(demand.max_length, ITEMSIZE[demand.dtype])
+    row_bytes = geometry.kv.row_bytes(
+        demand.max_length, ITEMSIZE[demand.dtype], is_fixed=demand.mode == "graph"
+    )
     total = demand.max_rows * row_bytes
     note = f"{demand.max_rows} rows of {demand.max_length} tokens"
     return Row("KV cache", "device", 0, total, total, note)

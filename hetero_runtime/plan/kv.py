@@ -32,9 +32,9 @@ class LayerKv:
     state_elements: int = 0
     """Elements that do not depend on the length (float32)."""
 
-    def num_bytes(self, length: int, itemsize: int) -> int:
-        """Bytes at `length` tokens."""
-        kept = length if self.window is None else min(length, self.window)
+    def num_bytes(self, length: int, itemsize: int, *, is_fixed: bool = False) -> int:
+        """Bytes at `length` tokens; `is_fixed`: our own cache, which has room for all of them everywhere."""
+        kept = length if self.window is None or is_fixed else min(length, self.window)
         cached = kept * self.elements + int(length * self.compressed_elements)
         return cached * itemsize + self.state_elements * _STATE_ITEMSIZE
 
@@ -45,9 +45,9 @@ class KvGeometry:
 
     layers: tuple[LayerKv, ...]
 
-    def row_bytes(self, length: int, itemsize: int) -> int:
-        """Bytes of one row of `length` tokens; `itemsize` bytes an element."""
-        return sum(layer.num_bytes(length, itemsize) for layer in self.layers)
+    def row_bytes(self, length: int, itemsize: int, *, is_fixed: bool = False) -> int:
+        """Bytes of one row of `length` tokens; `itemsize` bytes an element, `is_fixed` as in LayerKv."""
+        return sum(layer.num_bytes(length, itemsize, is_fixed=is_fixed) for layer in self.layers)
 
     def largest_layer_bytes(self, length: int, itemsize: int) -> int:
         """Bytes of the largest layer of one row."""

@@ -96,7 +96,8 @@ def test_verify_takes_the_residency_that_is_set(tmp_path: Path) -> None:
     [
         (("run", "/nowhere"), "/nowhere"),
         (("run", "--set", "memory.slab=4"), "memory.slabs"),
-        (("run", "--set", "execution.mode=graph"), "not in this version"),
+        (("run", "--set", "execution.compile=true"), "not in this version"),
+        (("run", "--set", "device=cpu", "--set", "execution.mode=graph"), "needs a CUDA device"),
         (("run", "--set", "memory.slabs=1"), "4"),
         (("run", "--temperature", "-1"), "temperature"),
         (("run", "-p", ""), "empty"),

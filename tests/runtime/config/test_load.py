@@ -110,7 +110,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
         ("prefetch.extra", "3", "0"),
         ("eviction.policy", "belady", "lru, lfu, lfru"),
         ("misses.handler", "hybrid", "load"),
-        ("execution.mode", "graph", "auto, eager"),
         ("execution.compile", "true", "false"),
         ("cpu.isa", "amx", "auto"),
         ("cpu.backend", "native", "torch"),

@@ -53,6 +53,14 @@ def test_cuda_without_a_gpu_says_why(geometry: Geometry) -> None:
         _resolve(geometry, {"device": "cuda"})
 
 
+def test_a_captured_step_needs_a_gpu_and_is_asked_for(geometry: Geometry) -> None:
+    tree = {"execution": {"mode": "graph"}}
+    assert _resolve(geometry, tree, GPU_BOX).execution.mode == "graph"
+    assert _resolve(geometry, None, GPU_BOX).execution.mode == "eager"
+    with pytest.raises(ConfigError, match=r"execution\.mode: graph needs a CUDA device"):
+        _resolve(geometry, tree)
+
+
 def test_default_length_bows_to_the_model_and_an_explicit_one_does_not(geometry: Geometry) -> None:
     assert _resolve(geometry).execution.max_length == 2048
     with pytest.raises(ConfigError, match=r"max_length=9000 is over the model's context of 2048 tokens"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetero_runtime.errors import CheckpointError
-from hetero_runtime.plan.kv import KvGeometry, read_kv
+from hetero_runtime.plan.kv import KvGeometry, LayerKv, read_kv
 from hetero_runtime.plan.model_config import TextConfig
 
 GROUPED: dict[str, Any] = {
@@ -74,3 +74,9 @@ def test_linear_layers_have_a_state_of_fixed_size() -> None:
 def test_a_config_that_misses_a_number_names_it() -> None:
     with pytest.raises(CheckpointError, match="has none of qk_rope_head_dim"):
         _kv({**GROUPED, "kv_lora_rank": 512})
+
+
+def test_our_own_cache_has_room_for_every_token_of_a_sliding_layer() -> None:
+    layer = LayerKv(elements=8, window=128)
+    assert layer.num_bytes(1000, 2) == 128 * 8 * 2
+    assert layer.num_bytes(1000, 2, is_fixed=True) == 1000 * 8 * 2
