@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hetero_gpu import SlabPool
 from hetero_gpu.tables import DeviceTables, MappedBank, TableError, ensure, gather
 from hetero_scheduler import EVICTION_POLICIES, ExpertKey, SlotState
+from tests.gpu.sync_debug import syncs_are_errors
 from tests.gpu.tables.host_twin import HostTwin
 
 NUM_LAYERS, NUM_EXPERTS = 2, 5
@@ -231,12 +232,8 @@ def test_a_captured_layer_replays_without_the_host() -> None:
     for _ in range(20):
         routed = routing(rng, NUM_EXPERTS, (2, 2))
         top_k_index.copy_(torch.from_numpy(routed))
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with syncs_are_errors():
             graph.replay()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         for layer in range(NUM_LAYERS):
             twin.ensure(layer, routed)
             expected = records[layer * NUM_EXPERTS + torch.from_numpy(routed)]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
-import torch
 
 from hetero_runtime import Engine
 from tests.architectures import ARCHITECTURES, prompt_ids
+from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
 
 pytestmark = pytest.mark.gpu
@@ -89,20 +86,9 @@ def test_replay_asks_the_device_nothing(checkpoint: MakeCheckpoint) -> None:
     with load(checkpoint("Qwen3Moe"), "graph", residency=0.25) as engine:
         answer(engine)
         graph = engine._parts.sequences._graph  # type: ignore[attr-defined]
-        torch.cuda.synchronize()
-        with warnings.catch_warnings(), syncs_are_errors():
+        with syncs_are_errors():
             for _ in range(8):
                 graph.replay()
-
-
-@contextmanager
-def syncs_are_errors() -> Iterator[None]:
-    warnings.simplefilter("ignore")  # torch calls the mode a prototype
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_model_that_cannot_be_captured_stays_eager_and_says_why(
