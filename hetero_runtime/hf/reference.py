@@ -10,26 +10,38 @@ import transformers
 from transformers import AutoConfig
 
 from hetero_runtime.checkpoint import Checkpoint
+from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import architecture_of
 from hetero_runtime.hf.loading import DTYPES, ask_to_dequantize
 
 
 def load_reference(path: Path, *, dtype: str, device: torch.device) -> Any:
-    """Plain `from_pretrained`, dequantised where the checkpoint is quantised. Needs room for every weight."""
+    """Plain `from_pretrained`, dequantised where the checkpoint is quantised. Needs room for every weight.
+
+    Raises CheckpointError when transformers alone cannot load the checkpoint: then nothing can be compared.
+    """
     architecture = architecture_of(Checkpoint.open(path).config)
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     ask_to_dequantize(config)
     if architecture.is_text_part:
         config = config.get_text_config(decoder=True)
     model_class = getattr(transformers, architecture.model_class)
-    model = model_class.from_pretrained(
-        path,
-        config=config,
-        dtype=DTYPES[dtype],
-        device_map={"": device},
-        experts_implementation="eager",
-        local_files_only=True,
-    )
+    try:
+        model = model_class.from_pretrained(
+            path,
+            config=config,
+            dtype=DTYPES[dtype],
+            device_map={"": device},
+            experts_implementation="eager",
+            local_files_only=True,
+        )
+    except RuntimeError as error:
+        if "automatic conversion of the weights" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{path}: transformers itself cannot load this checkpoint (it does not dequantise blocks that "
+            "end short), so there is nothing to compare with"
+        ) from error
     if device.type == "cpu":
         _align(model)
     return model.eval()

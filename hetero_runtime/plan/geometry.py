@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hetero_runtime.checkpoint import Checkpoint, TensorEntry
 from hetero_runtime.errors import CheckpointError
@@ -106,7 +106,7 @@ def read_geometry(model_dir: str | Path) -> Geometry:
     return Geometry(
         path=checkpoint.path,
         model_type=str(checkpoint.config.get("model_type", "unknown")),
-        dtype=_dtype(config, backbone),
+        dtype=_dtype(checkpoint.config, config, backbone),
         num_layers=num_layers,
         moe_layers=routed.layers,
         num_experts=num_experts,
@@ -179,12 +179,14 @@ def _num_elements(entry: TensorEntry) -> int:
     return entry.num_bytes // itemsize
 
 
-def _dtype(config: TextConfig, backbone: list[TensorEntry]) -> Dtype:
-    """What config.json says, else what most of the backbone's bytes are."""
-    said = config.values.get("dtype") or config.values.get("torch_dtype")
-    for dtype in ITEMSIZE:
-        if said == dtype:
-            return dtype
+def _dtype(whole: dict[str, Any], config: TextConfig, backbone: list[TensorEntry]) -> Dtype:
+    """What config.json says (for the whole model before its language part, as transformers reads it), else
+    what most of the backbone's bytes are."""
+    for values in (whole, config.values):
+        said = values.get("dtype") or values.get("torch_dtype")
+        for dtype in ITEMSIZE:
+            if said == dtype:
+                return dtype
     counted: Counter[Dtype] = Counter()
     for entry in backbone:
         if entry.dtype in _DTYPES:

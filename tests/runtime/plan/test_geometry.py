@@ -153,3 +153,11 @@ def test_a_config_with_a_wrong_number(tmp_path: Path, change: dict[str, object],
     write_qwen3(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **change}))
     assert part in _message(tmp_path)
+
+
+def test_the_whole_models_dtype_comes_before_its_language_parts(tmp_path: Path) -> None:
+    write_qwen3(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    nested = {"dtype": "bfloat16", "model_type": "x", "text_config": {**config, "dtype": "float32"}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read_geometry(tmp_path).dtype == "bfloat16"

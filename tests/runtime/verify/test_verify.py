@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetero_runtime.config import load_config
-from hetero_runtime.errors import BudgetError
+from hetero_runtime.errors import BudgetError, CheckpointError
 from hetero_runtime.experts.store import ExpertStore
 from hetero_runtime.planned import Planned, plan_for
 from hetero_runtime.verify import verify
@@ -44,6 +44,15 @@ def test_a_changed_expert_is_found_and_located(planned: Planned, monkeypatch: py
     assert not result.is_bit_equal
     assert result.first_difference is not None
     assert result.first_difference.layer.endswith("layers.0")
+
+
+def test_what_transformers_cannot_load_is_said_and_not_compared(tmp_path: Path) -> None:
+    folder = build_checkpoint("Qwen3MoeFp8Ragged", tmp_path)
+    ragged = plan_for(
+        load_config({"model": {"path": str(folder)}, "device": "cpu", "execution": {"max_length": 256}})
+    )
+    with pytest.raises(CheckpointError, match="nothing to compare with"):
+        verify([ragged], max_tokens=2)
 
 
 def test_logit_error_stops_where_the_texts_part() -> None:
