@@ -5,5 +5,8 @@ loading         build a model without its experts, load the rest
 conversion      which checkpoint tensors make up which expert, by transformers' own tables
 hooks           our experts function in transformers' registry
 forward         one sequence through the model
+sequences       fixed rows through it, in steps that can be captured; graph_sequences captures them
+kv_cache, attention, fused_attention, small_ops   what such a step is made of
+reference       the plain model, to compare with
 images, tokens, sampling   processors, tokenizers, logits processors
 """

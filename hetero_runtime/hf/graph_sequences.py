@@ -28,8 +28,8 @@ NUM_WARM_UPS = 3
 class GraphSequences:
     """`rows` places of up to `max_length` tokens, one captured step for all of them.
 
-    `active`: bool `[rows]` on the device, shared with whoever runs the experts. Use from one thread at a
-    time.
+    `active`: bool `[rows]` on the device, shared with whoever runs the experts. Passes are for one thread at
+    a time; a sequence may be opened and left from any.
     """
 
     def __init__(self, model: Any, *, active: torch.Tensor, max_length: int) -> None:
