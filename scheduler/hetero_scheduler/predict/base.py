@@ -1,0 +1,74 @@
+"""The contract of a predictor: it watches routing and says which experts the coming steps will use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Probabilities = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a predictor expects of `layers` at their next `horizon` runs.
+
+    `probabilities`: `[horizon, len(layers), num_experts]`, each in 0..1; entry 0 is the next run of each
+    layer. `layers`: the MoE layers covered, ascending. `first_pos`: pos = step · num_layers + layer of entry
+    (0, 0), that is of the next run of `layers[0]`; all layers of one entry belong to the same step.
+    """
+
+    probabilities: Probabilities
+    layers: tuple[int, ...]
+    first_pos: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError when the parts do not fit together."""
+        if self.probabilities.ndim != 3 or self.probabilities.shape[1] != len(self.layers):
+            raise ValueError(f"probabilities {self.probabilities.shape} do not cover layers {self.layers}")
+        if not self.layers or list(self.layers) != sorted(set(self.layers)):
+            raise ValueError(f"layers {self.layers} are not ascending")
+
+    @property
+    def horizon(self) -> int:
+        """Runs ahead that are covered, the next one included."""
+        return int(self.probabilities.shape[0])
+
+    def positions(self, num_layers: int) -> npt.NDArray[np.int64]:
+        """The pos at which each entry is due, in a model of `num_layers` MoE layers. `[horizon, layers]`"""
+        steps = np.arange(self.horizon, dtype=np.int64)[:, None] * num_layers
+        return self.first_pos + steps + (np.array(self.layers, dtype=np.int64) - self.layers[0])
+
+
+class Predictor(ABC):
+    """The loop is `observe` for every MoE layer that has run its router, `forecast` after each of them."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def observe(
+        self,
+        step: int,
+        layer: int,
+        router_logits: npt.NDArray[np.floating],
+        hidden: npt.NDArray[np.floating] | None = None,
+    ) -> None:
+        """`layer` routed the token of `step`. Layers come in order 0..L-1, steps one after the other.
+
+        `router_logits`: `[num_experts]`, before any normalisation. `hidden`: `[hidden_size]`, the input of
+        the layer's experts, for a predictor that asks for it.
+        """
+
+    @abstractmethod
+    def forecast(self) -> Forecast | None:
+        """What the last `observe` lets the predictor say anew; None when that layer triggers nothing.
+
+        A query: asking twice gives the same answer and changes nothing.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """A new document starts: forget the old one's routing; keep what was learned before."""
