@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,6 @@ from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero_runtime.config import Config
     from hetero_runtime.verify import Verification
 
 
@@ -41,11 +39,11 @@ def verify_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.hf.console import keep_quiet
-    from hetero_runtime.planned import plan_for
+    from hetero_runtime.planned import plan_for, three_residencies
     from hetero_runtime.verify import PROMPTS, verify
 
     keep_quiet()
-    planned = [plan_for(one) for one in _residencies(config_of(model, config, overrides))]
+    planned = [plan_for(one) for one in three_residencies(config_of(model, config, overrides))]
     results = verify(planned, prompts=prompts or PROMPTS, max_tokens=max_tokens)
     Console(stderr=as_json).print(_table(results))
     is_equal = all(result.tokens_equal for result in results)
@@ -53,23 +51,6 @@ def verify_command(
         typer.echo(json.dumps(_report(results, is_equal)))
     if not is_equal:
         raise typer.Exit(1)
-
-
-def _residencies(config: Config) -> list[Config]:
-    memory = config.memory
-    if memory.slabs != "auto" or memory.residency is not None:
-        return [config]
-    from hetero_runtime.config import model_dir
-    from hetero_runtime.plan import read_geometry
-    from hetero_runtime.plan.slabs import least_slabs
-
-    geometry = read_geometry(model_dir(config))
-    least = least_slabs(geometry, memory.pool, 0)
-    quarter = max(least, geometry.num_routed_experts // 4)
-    return [
-        replace(config, memory=replace(memory, slabs=slabs))
-        for slabs in dict.fromkeys((least, quarter, geometry.num_routed_experts))
-    ]
 
 
 def _table(results: list[Verification]) -> Table:
