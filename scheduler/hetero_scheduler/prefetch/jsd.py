@@ -1,0 +1,90 @@
+"""Job sequencing with deadlines: the tasks that fit, worth most together (SeqMoE §6.2, Algorithm 1).
+
+A set of tasks fits when, for every deadline d, those due by d number at most C(d), the transfers that the
+link can end before d. Such sets form a matroid, so a greedy choice is the best one: walk the tasks by
+deadline, keep each, and when more than C(d) are kept let the least confident go.
+
+    C(d) = max(1, current) + average · (d - pos - 1)
+            what this layer has left   the layers between now and d
+
+Of the accepted tasks the one due first is transferred; after it the choice is made anew.
+
+One departure from the printed algorithm. Its line 2, "B_avg + α · B_cur" with B_cur the budget that the last
+layer left over, moves the average away from what the link does: n transfers leave B - n, and B + α(B - n)
+flees n. A link that had nothing to do leaves budget over too. Here the average follows the transfers
+themselves: it is the inverse of the moving average of how many positions each one took.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_scheduler.prefetch.base import Schedule, Task, Tasks
+
+SHORTEST_TRANSFER = 2.0**-10
+"""Positions; a run of transfers that take "no time" must not make the budget infinite."""
+
+
+def accept(
+    tasks: Tasks, indices: Iterable[int], capacity: Callable[[int], float]
+) -> list[tuple[float, int, int]]:
+    """The feasible subset of greatest total confidence, as (confidence, -deadline, -index), in no order.
+
+    `indices` into `tasks`, ascending by deadline. `capacity(deadline)`: transfers that end before it; it
+    never falls with the deadline. Of equal confidences the earlier deadline stays, then the lower index.
+    """
+    kept: list[tuple[float, int, int]] = []
+    confidence, deadline = tasks.confidence.tolist(), tasks.deadline.tolist()
+    for index in indices:
+        heapq.heappush(kept, (confidence[index], -deadline[index], -index))
+        if len(kept) > capacity(deadline[index]):
+            heapq.heappop(kept)
+    return kept
+
+
+class Jsd(Schedule):
+    """SeqMoE's schedule. `average_budget`: transfers a layer-time, moving average; `current_budget`: what the
+    running layer has left of it, below 0 when the link did better."""
+
+    name = "jsd"
+
+    def __init__(self, num_layers: int, *, budget: float = 1.0, smoothing: float = 0.1) -> None:
+        """`budget`: transfers a layer-time, profiled before. `smoothing`: the EMA's α, the weight of a new
+        transfer. Raises ValueError unless 0 < budget and 0 < smoothing <= 1."""
+        super().__init__(num_layers)
+        if not budget > 0 or not 0 < smoothing <= 1:
+            raise ValueError(
+                f"budget {budget} must be above 0 and smoothing {smoothing} above 0 and at most 1"
+            )
+        self.average_budget = self.current_budget = budget
+        self._smoothing = smoothing
+        self._positions_per_transfer = 1.0 / budget
+        self._pos: int | None = None
+
+    def capacity(self, deadline: int, pos: int) -> float:
+        """C(deadline) at `pos`."""
+        return max(1.0, self.current_budget) + self.average_budget * (deadline - pos - 1)
+
+    def _choose(self, pos: int, tasks: Tasks, absent: npt.NDArray[np.intp]) -> int | None:
+        if pos != self._pos:
+            self._pos, self.current_budget = pos, self.average_budget
+        accepted = accept(tasks, absent.tolist(), lambda deadline: self.capacity(deadline, pos))
+        if not accepted:
+            return None
+        self.current_budget -= 1.0
+        # earliest deadline, then most confident, then lowest index
+        return -max((due, confidence, index) for confidence, due, index in accepted)[2]
+
+    def landed(self, task: Task, num_positions: float) -> None:
+        super().landed(task, num_positions)
+        taken = max(num_positions, SHORTEST_TRANSFER)
+        self._positions_per_transfer += self._smoothing * (taken - self._positions_per_transfer)
+        self.average_budget = 1.0 / self._positions_per_transfer
+
+    def clear(self) -> None:
+        super().clear()
+        self._pos = None
