@@ -5,8 +5,11 @@ from __future__ import annotations
 from hetero_scheduler.eviction.base import EvictionPolicy
 
 EVICTION_POLICIES = ("lru", "lfu", "lfru")
+"""Policies of history alone. The device tables know them by their place in this order."""
+FORECAST_POLICIES = ("belady",)
+"""Policies that are also told what a predictor forecasts."""
 
-__all__ = ["EVICTION_POLICIES", "EvictionPolicy", "make_eviction"]
+__all__ = ["EVICTION_POLICIES", "FORECAST_POLICIES", "EvictionPolicy", "make_eviction"]
 
 
 def make_eviction(name: str, *, num_layers: int, num_experts: int) -> EvictionPolicy:
@@ -23,4 +26,9 @@ def make_eviction(name: str, *, num_layers: int, num_experts: int) -> EvictionPo
         from hetero_scheduler.eviction.lfru import Lfru
 
         return Lfru(num_layers, num_experts)
-    raise ValueError(f"unknown eviction policy {name!r}; known: {', '.join(EVICTION_POLICIES)}")
+    if name == "belady":
+        from hetero_scheduler.eviction.belady_forecast import BeladyForecast
+
+        return BeladyForecast(num_layers, num_experts)
+    known = ", ".join(EVICTION_POLICIES + FORECAST_POLICIES)
+    raise ValueError(f"unknown eviction policy {name!r}; known: {known}")

@@ -1,0 +1,58 @@
+"""Probabilistic Belady: keep what the forecast wants soon (SeqMoE §7.1)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_scheduler.eviction.base import EvictionPolicy
+from hetero_scheduler.predict.base import Forecast
+
+
+class BeladyForecast(EvictionPolicy):
+    """Score: Σ λ^j · p_j / Σ λ^j over the next c runs of the expert's layer, j = 0 the nearest.
+
+    c = 8 and λ = 0.5, as in the paper. Its sum starts where the prefetched step ends; here it starts with the
+    layer's next run, whichever that is: from a forecast on, that is the forecast's entry 0, and each time
+    the layer runs the window moves one entry on. So an expert that is needed next is not given away before
+    its layer has run, and one that was is judged by what comes after. A forecast therefore holds c + 1
+    entries; where fewer are left, the sums end there; once none is left, the last score stays.
+
+    Until a layer has a forecast its experts score by last use, all of them below 0 and so below any forecast.
+    """
+
+    name: ClassVar[str] = "belady"
+
+    def __init__(self, num_layers: int, num_experts: int, *, num_steps: int = 8, decay: float = 0.5) -> None:
+        """`num_steps`: c. `decay`: λ, in (0, 1). Raises ValueError outside these."""
+        super().__init__(num_layers, num_experts)
+        if num_steps < 1 or not 0 < decay < 1:
+            raise ValueError(f"num_steps {num_steps} must be at least 1, decay {decay} between 0 and 1")
+        self.score[:] = -np.inf
+        self._weights = decay ** np.arange(num_steps, dtype=np.float64)
+        self._ahead: dict[int, npt.NDArray[np.float32]] = {}
+        """By layer: probabilities of its coming runs, nearest first. `[runs, num_experts]`"""
+
+    def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
+        self.passes[layer] += 1
+        ahead = self._ahead.get(layer)
+        if ahead is None:
+            self.score[layer, np.flatnonzero(tokens_per_expert)] = -1.0 / self.passes.sum()
+        else:
+            self._look_ahead(layer, ahead[1:])
+
+    def observe_forecast(self, forecast: Forecast) -> None:
+        """Take the predictor's newest word on the layers that it covers; entry 0 is each layer's next run.
+
+        Called after `observe` of the layer that triggered the forecast, so that its window has moved on.
+        """
+        for index, layer in enumerate(forecast.layers):
+            self._look_ahead(layer, forecast.probabilities[:, index])
+
+    def _look_ahead(self, layer: int, ahead: npt.NDArray[np.float32]) -> None:
+        self._ahead[layer] = ahead
+        weights = self._weights[: len(ahead)]
+        if weights.size:
+            self.score[layer] = weights @ ahead[: weights.size].astype(np.float64) / weights.sum()
