@@ -1,0 +1,119 @@
+"""Mamba2 forecasts: one model a group of layers, run when the group's last layer has routed (SeqMoE §5.3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hetero_scheduler.predict.activation import activation_state
+from hetero_scheduler.predict.base import Forecast, Predictor
+from hetero_scheduler.predict.mamba2_model import GroupModel, State
+from hetero_scheduler.trace import Trace
+
+HORIZON = 8
+"""Steps of a forecast: the next one and seven predicted recursively (SeqMoE §9.1: c = 8)."""
+
+
+class Mamba2Predictor(Predictor):
+    """One sequence's routing history, and what it says of the next `horizon` steps.
+
+    `models[g]` predicts the layers of group g, from 0 upwards without a gap. While steps come in, group g's
+    forecast appears after its last layer, for the steps after that one; each step of it holds, for every
+    layer, shares that sum to one (the distribution that training aligns with the activation states).
+    """
+
+    name: ClassVar[str] = "mamba2"
+
+    def __init__(self, models: Sequence[GroupModel], horizon: int = HORIZON) -> None:
+        """Raise ValueError for no models, models of different routers, or a horizon below 1."""
+        routers = {(model.shape.num_experts, model.shape.top_k) for model in models}
+        if len(routers) != 1 or horizon < 1:
+            raise ValueError(
+                f"a horizon of {horizon} over routers {sorted(routers)}; give one router, 1 or more"
+            )
+        self.models = [model.eval().requires_grad_(False) for model in models]
+        self.horizon = horizon
+        self.groups = _consecutive([model.shape.num_layers for model in models])
+        self.num_layers = self.groups[-1].stop
+        ((self.num_experts, self.top_k),) = routers
+        self._group_of = [g for g, group in enumerate(self.groups) for _ in group]
+        self.reset()
+
+    def reset(self) -> None:
+        """A new document: every model starts from its initial state."""
+        self._states: list[State] = [model.initial_state(1) for model in self.models]
+        self._logits = torch.zeros(self.num_layers, self.num_experts)
+        self._forecast: Forecast | None = None
+
+    def observe(
+        self,
+        step: int,
+        layer: int,
+        router_logits: npt.NDArray[np.floating],
+        hidden: npt.NDArray[np.floating] | None = None,
+    ) -> None:
+        """As in the contract; the experts with the highest logits count as activated.
+
+        At a trigger layer one step of the group's model runs, then the recursive ones.
+        """
+        self._logits[layer] = torch.from_numpy(router_logits.astype(np.float32))
+        group = self.groups[self._group_of[layer]]
+        self._forecast = self._run(group, step) if layer == group.stop - 1 else None
+
+    def forecast(self) -> Forecast | None:
+        """Of the group that the last observed layer completed; None after any other layer."""
+        return self._forecast
+
+    @torch.no_grad()
+    def prefill(self, trace: Trace) -> tuple[Forecast, ...]:
+        """Read a prompt's routing at once, after `reset`. The forecasts of all groups for what follows it.
+
+        `trace`: one document, whose first token is step 0. Equal to observing it step by step. Raises
+        ValueError for a trace of another model or of several documents.
+        """
+        if (trace.num_layers, trace.num_experts) != (self.num_layers, self.num_experts):
+            raise ValueError(
+                f"the prompt has {trace.num_layers} layers × {trace.num_experts} experts, "
+                f"the predictor {self.num_layers} × {self.num_experts}"
+            )
+        if len(trace.bounds) != 2:
+            raise ValueError(f"a prompt is one document, not {len(trace.bounds) - 1}")
+        forecasts = []
+        for g, (model, group) in enumerate(zip(self.models, self.groups, strict=True)):
+            logits = torch.from_numpy(trace.logits[:, group.start : group.stop].astype(np.float32))
+            predicted, self._states[g] = model(self._activation(logits)[None], model.initial_state(1))
+            forecasts.append(self._predict(g, predicted[:, -1], trace.num_tokens - 1))
+        self._forecast = forecasts[-1]
+        return tuple(forecasts)
+
+    @torch.no_grad()
+    def _run(self, group: range, step: int) -> Forecast:
+        g = self._group_of[group.start]
+        activations = self._activation(self._logits[group.start : group.stop])
+        logits, self._states[g] = self.models[g].step(activations[None], self._states[g])
+        return self._predict(g, logits, step)
+
+    def _predict(self, g: int, logits: torch.Tensor, step: int) -> Forecast:
+        """From the one-step `logits` `[1, n, E]` after `step`, roll out the rest. The state stays."""
+        later = self.models[g].rollout(logits, self._states[g], self.horizon - 1)
+        shares = torch.softmax(torch.cat([logits[None], later])[:, 0], dim=-1)  # [horizon, n, E]
+        group = self.groups[g]
+        return Forecast(
+            probabilities=shares.numpy(),
+            layers=tuple(group),
+            first_pos=(step + 1) * self.num_layers + group.start,
+        )
+
+    def _activation(self, logits: torch.Tensor) -> torch.Tensor:
+        return activation_state(logits, logits.topk(self.top_k, dim=-1).indices)
+
+
+def _consecutive(lengths: Sequence[int]) -> tuple[range, ...]:
+    """Ranges of these lengths, end to end from 0."""
+    ends = itertools.accumulate(lengths, initial=0)
+    return tuple(range(first, last) for first, last in itertools.pairwise(ends))

@@ -1,0 +1,80 @@
+"""A trace as training sees it: documents split three ways, cut into windows of one group's layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hetero_scheduler.predict.activation import activation_state
+from hetero_scheduler.trace import Trace
+
+
+@dataclass(frozen=True)
+class DocumentSplit:
+    """Documents by what they are for; no document serves twice. int64 arrays of document numbers."""
+
+    train: npt.NDArray[np.int64]
+    validation: npt.NDArray[np.int64]
+    """Decide when to stop."""
+    test: npt.NDArray[np.int64]
+    """Seen by nothing but the recall that is reported."""
+
+
+class Batch(NamedTuple):
+    """Windows of one group: inputs are the steps before the last, targets the steps after the first."""
+
+    states: Tensor  # [windows, steps, n, E] activation states
+    chosen: Tensor  # [windows, steps, n, K] int64
+    is_real: Tensor  # [windows, steps] bool: False where a short document was padded
+
+
+def split_documents(num_documents: int, *, held_out: float, seed: int) -> DocumentSplit:
+    """A share `held_out` of the documents, at least one, for validation and as many for the test.
+
+    Raises ValueError when nothing would be left to train on.
+    """
+    held = max(1, round(num_documents * held_out))
+    if num_documents - 2 * held < 1:
+        raise ValueError(
+            f"{num_documents} documents cannot be split with {held} for validation and {held} for the test; "
+            "record more documents"
+        )
+    order = np.random.default_rng(seed).permutation(num_documents)
+    return DocumentSplit(order[2 * held :], order[:held], order[held : 2 * held])
+
+
+class GroupData:
+    """The layers `layers` of a trace, on `device`, from which windows are cut."""
+
+    def __init__(self, trace: Trace, layers: range, device: str = "cpu") -> None:
+        span = slice(layers.start, layers.stop)
+        self.logits = torch.from_numpy(np.ascontiguousarray(trace.logits[:, span])).to(device)
+        self.chosen = torch.from_numpy(trace.topk[:, span].astype(np.int64)).to(device)
+        self.bounds = trace.bounds
+
+    def windows(self, documents: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Windows of at most `length` steps that cover `documents`. `[windows, 2]`: first token, steps.
+
+        Neighbours share one step, so that every step but a document's first is a target once. Documents of a
+        single step have nothing to predict and are left out.
+        """
+        found = []
+        for document in documents:
+            first, last = int(self.bounds[document]), int(self.bounds[document + 1])
+            starts = range(first, last - 1, length - 1)
+            found += [(start, min(length, last - start)) for start in starts]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    def batch(self, windows: npt.NDArray[np.int64]) -> Batch:
+        """The windows as one padded batch; padding repeats the last step and is marked."""
+        steps = np.arange(windows[:, 1].max())
+        inside = np.minimum(steps[None], windows[:, 1:] - 1)
+        index = torch.from_numpy(windows[:, :1] + inside).to(self.logits.device)
+        chosen = self.chosen[index]
+        is_real = torch.from_numpy(steps[None] < windows[:, 1:]).to(self.logits.device)
+        return Batch(activation_state(self.logits[index], chosen), chosen, is_real)
