@@ -16,9 +16,10 @@ Probabilities = npt.NDArray[np.float32]
 class Forecast:
     """What a predictor expects of `layers` at their next `horizon` runs.
 
-    `probabilities`: `[horizon, len(layers), num_experts]`, each in 0..1; entry 0 is the next run of each
-    layer. `layers`: the MoE layers covered, ascending. `first_pos`: pos = step · num_layers + layer of entry
-    (0, 0), that is of the next run of `layers[0]`; all layers of one entry belong to the same step.
+    `probabilities`: `[horizon, len(layers), num_experts]`; entry 0 is the next run of each layer. They are
+    shares: those of one layer and step sum to at most 1 (SeqMoE §5.2), so that layers compare. `layers`: the
+    MoE layers covered, ascending. `first_pos`: pos = step · num_layers + layer of entry (0, 0), that is of
+    the next run of `layers[0]`; all layers of one entry belong to the same step.
     """
 
     probabilities: Probabilities
