@@ -90,8 +90,9 @@ class Statistics:
             part = self._document(document).transpose(1, 2, 0)  # [L, E, steps]
             if part.shape[2] > distance:
                 counts += part[..., :-distance] @ part[..., distance:].transpose(0, 2, 1)
-        uses: Scores = counts.sum(axis=-1, keepdims=True) / np.float32(self.trace.top_k)
-        return counts / np.maximum(uses, np.float32(1))
+        uses = counts.sum(axis=-1, keepdims=True) / self.trace.top_k
+        shares: Scores = (counts / np.maximum(uses, 1)).astype(np.float32)
+        return shares
 
     def _document(self, document: np.int64) -> Scores:
         """1 where an expert is chosen. `[steps, L, E]`"""

@@ -1,0 +1,112 @@
+"""A trained predictor on disk: one safetensors file.
+
+groups.G.NAME   float32   parameter NAME of group G's model (names inside a mixer: mamba_ssm's Mamba2)
+metadata        "format": FORMAT, "predictor": JSON of the fingerprint, each group's shape, and notes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hetero_runtime.checkpoint.safetensors_file import read_header
+from hetero_runtime.errors import CheckpointError, DeviceError
+from hetero_runtime.prediction.fingerprint import RouterFingerprint
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+
+FORMAT = "hetero_runtime.predictor/1"
+_TRAIN_ANEW = "train it anew with `hetero-runtime train-predictor`"
+
+
+class StoredPredictor(NamedTuple):
+    """What a file holds; `Mamba2Predictor(models)` predicts with it."""
+
+    models: tuple[GroupModel, ...]
+    fingerprint: RouterFingerprint
+    notes: dict[str, Any]
+    """Where it comes from: the trace, the training, the recall."""
+
+
+def write_predictor(
+    path: Path, models: Sequence[GroupModel], *, fingerprint: RouterFingerprint, notes: Mapping[str, Any]
+) -> None:
+    """Write atomically: `path` holds the whole predictor or what it held before. Raises DeviceError."""
+    tensors = {
+        f"groups.{g}.{name}": tensor.detach().float().cpu().contiguous()
+        for g, model in enumerate(models)
+        for name, tensor in model.state_dict().items()
+    }
+    described = {
+        "fingerprint": asdict(fingerprint),
+        "groups": [asdict(model.shape) for model in models],
+        "notes": dict(notes),
+    }
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        save_file(tensors, unfinished, metadata={"format": FORMAT, "predictor": json.dumps(described)})
+        os.replace(unfinished, path)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise DeviceError(
+            f"{path}: cannot be written ({error}); free room there, or name another file"
+        ) from error
+
+
+def read_predictor(path: str | Path, model: RouterFingerprint | None = None) -> StoredPredictor:
+    """A predictor that `write_predictor` wrote, ready to predict.
+
+    `model`: the model that it shall serve; None takes any. Raises CheckpointError for a file that is missing,
+    truncated or no predictor, and for one that was trained for another model.
+    """
+    path = Path(path)
+    read_header(path)  # missing or truncated: an error that says so
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); {_TRAIN_ANEW}") from error
+    found = metadata.get("format")
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}; {_TRAIN_ANEW}")
+    try:
+        described = json.loads(metadata["predictor"])
+        fingerprint = RouterFingerprint(**described["fingerprint"])
+        shapes = [_shape(group) for group in described["groups"]]
+        notes = dict(described["notes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: metadata `predictor` is incomplete ({error!r}); {_TRAIN_ANEW}"
+        ) from error
+    if model is not None:
+        fingerprint.check(model, str(path))
+    models = tuple(_load(path, g, shape, tensors) for g, shape in enumerate(shapes))
+    return StoredPredictor(models, fingerprint, notes)
+
+
+def _shape(described: dict[str, Any]) -> GroupShape:
+    return GroupShape(**{**described, "sizes": Mamba2Sizes(**described["sizes"])})
+
+
+def _load(path: Path, group: int, shape: GroupShape, tensors: Mapping[str, Tensor]) -> GroupModel:
+    prefix = f"groups.{group}."
+    weights = {
+        name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
+    }
+    model = GroupModel(shape)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path}: the weights of group {group} do not fit its shape; {_TRAIN_ANEW}"
+        ) from error
+    return model.eval().requires_grad_(False)

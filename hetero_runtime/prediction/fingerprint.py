@@ -1,0 +1,39 @@
+"""Which model's routers a predictor was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero_runtime.errors import CheckpointError
+from hetero_runtime.trace.file import TraceInfo
+from hetero_scheduler.trace import Trace
+
+
+@dataclass(frozen=True)
+class RouterFingerprint:
+    """What must be alike for a predictor to mean anything: the routers' sizes and the model's config.json."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+    config_sha256: str
+    """Of the bytes of config.json."""
+
+    @classmethod
+    def of_trace(cls, trace: Trace, info: TraceInfo) -> RouterFingerprint:
+        """The model that a trace was recorded from."""
+        return cls(trace.num_layers, trace.num_experts, trace.top_k, info.config_sha256)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_layers} layers × {self.num_experts} experts, top-{self.top_k}, "
+            f"config.json {self.config_sha256[:12]}"
+        )
+
+    def check(self, model: RouterFingerprint, name: str) -> None:
+        """Raise CheckpointError when `name`, a predictor of this model, shall serve another `model`."""
+        if self != model:
+            raise CheckpointError(
+                f"{name}: was trained for another model ({self}); this one has {model}. Train one with "
+                "`hetero-runtime trace` and `hetero-runtime train-predictor`, or name this model's predictor"
+            )

@@ -1,0 +1,72 @@
+"""From a trace to a trained predictor: documents split, one model a group of layers, their recall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
+from hetero_scheduler.predict.recall import Recall, measure_recall
+from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress, train_group
+from hetero_scheduler.predict.training_data import DocumentSplit, GroupData, split_documents
+from hetero_scheduler.trace import Trace
+
+GroupProgress = Callable[[int, TrainingProgress], None]
+"""Called after each epoch with the number of the group that trains."""
+
+
+@dataclass(frozen=True)
+class PredictorShape:
+    """The parts that one can choose; layers, experts and top-k are the trace's."""
+
+    num_groups: int = 2
+    num_blocks: int = 2
+    sizes: Mamba2Sizes = field(default_factory=lambda: Mamba2Sizes(d_model=96, state_size=32, head_dim=32))
+    dropout: float = 0.1
+
+
+class Trained(NamedTuple):
+    """Models on the CPU, one a group in the order of layers, and which documents they have seen."""
+
+    models: tuple[GroupModel, ...]
+    split: DocumentSplit
+
+
+def train_predictor(
+    trace: Trace,
+    shape: PredictorShape,
+    *,
+    options: TrainingOptions,
+    held_out: float = 0.1,
+    device: str = "cpu",
+    progress: GroupProgress | None = None,
+) -> Trained:
+    """Train one model after the other. `options.minutes` is for all of them together.
+
+    `held_out`: share of the documents for validation, and again for the test. Raises ValueError for a trace
+    with too few documents, or documents of one step only.
+    """
+    split = split_documents(len(trace.bounds) - 1, held_out=held_out, seed=options.seed)
+    groups = layer_groups(trace.num_layers, shape.num_groups)
+    if options.minutes is not None:
+        options = replace(options, minutes=options.minutes / len(groups))
+    models = []
+    for g, group in enumerate(groups):
+        model = train_group(
+            GroupShape(
+                len(group), trace.num_experts, trace.top_k, shape.num_blocks, shape.sizes, shape.dropout
+            ),
+            GroupData(trace, group, device),
+            split=split,
+            options=options,
+            progress=None if progress is None else lambda at, g=g: progress(g, at),  # type: ignore[misc]
+        )
+        models.append(model.cpu())
+    return Trained(tuple(models), split)
+
+
+def recall_of(trained: Trained, trace: Trace) -> list[Recall]:
+    """Recall on the documents that training never looked at, beside the rivals that need no model."""
+    return measure_recall(trained.models, trace, train=trained.split.train, test=trained.split.test)

@@ -1,0 +1,89 @@
+"""A predictor comes back as it was written; what is no predictor, or another model's, is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hetero_runtime.errors import CheckpointError, DeviceError
+from hetero_runtime.prediction import RouterFingerprint, read_predictor, write_predictor
+from hetero_runtime.prediction.file import FORMAT
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+
+FINGERPRINT = RouterFingerprint(num_layers=3, num_experts=6, top_k=2, config_sha256="ab" * 32)
+SIZES = Mamba2Sizes(d_model=16, state_size=8, head_dim=8)
+
+
+@pytest.fixture
+def models() -> list[GroupModel]:
+    torch.manual_seed(0)
+    return [GroupModel(GroupShape(layers, 6, 2, sizes=SIZES)) for layers in (2, 1)]
+
+
+@pytest.fixture
+def path(tmp_path: Path, models: list[GroupModel]) -> Path:
+    path = tmp_path / "predictor.safetensors"
+    write_predictor(path, models, fingerprint=FINGERPRINT, notes={"trace": "held-out text"})
+    return path
+
+
+def test_round_trip(path: Path, models: list[GroupModel]) -> None:
+    stored = read_predictor(path, FINGERPRINT)
+    assert stored.fingerprint == FINGERPRINT
+    assert stored.notes == {"trace": "held-out text"}
+    assert [model.shape for model in stored.models] == [model.shape for model in models]
+    for read, written in zip(stored.models, models, strict=True):
+        for name, tensor in written.state_dict().items():
+            assert torch.equal(read.state_dict()[name], tensor), name
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "change", [{"config_sha256": "cd" * 32}, {"num_layers": 4}, {"num_experts": 8}, {"top_k": 1}], ids=str
+)
+def test_a_predictor_of_another_model_is_refused(path: Path, change: dict[str, int]) -> None:
+    with pytest.raises(CheckpointError, match=r"another model \(3 layers × 6 experts, top-2.*Train one with"):
+        read_predictor(path, replace(FINGERPRINT, **change))
+
+
+def test_a_missing_or_truncated_file_is_refused(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        read_predictor(path.with_name("nowhere.safetensors"))
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=path.name):
+        read_predictor(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (None, "format is None"),
+        ({"format": FORMAT}, "incomplete"),
+        ({"format": FORMAT, "predictor": json.dumps({"fingerprint": {"num_layers": 3}})}, "incomplete"),
+    ],
+)
+def test_a_file_that_is_no_predictor_is_refused(
+    path: Path, metadata: dict[str, str] | None, message: str
+) -> None:
+    save_file(load_file(path), path, metadata=metadata)
+    with pytest.raises(CheckpointError, match=message):
+        read_predictor(path)
+
+
+def test_weights_that_do_not_fit_are_refused(path: Path, models: list[GroupModel]) -> None:
+    models[1] = GroupModel(replace(models[1].shape, num_blocks=1))
+    models[1].shape = replace(models[1].shape, num_blocks=2)
+    write_predictor(path, models, fingerprint=FINGERPRINT, notes={})
+    with pytest.raises(CheckpointError, match="weights of group 1 do not fit"):
+        read_predictor(path)
+
+
+def test_a_place_that_cannot_be_written_is_named(models: list[GroupModel], tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="cannot be written"):
+        write_predictor(tmp_path / "no folder" / "p.safetensors", models, fingerprint=FINGERPRINT, notes={})
