@@ -9,6 +9,7 @@ from hetero_runtime.cli.config import config_command
 from hetero_runtime.cli.doctor import doctor_command
 from hetero_runtime.cli.plan import plan_command
 from hetero_runtime.cli.run import run_command
+from hetero_runtime.cli.trace import trace_command
 from hetero_runtime.cli.verify import verify_command
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command("plan")(plan_command)
 app.command("doctor")(doctor_command)
 app.command("config")(config_command)
 app.command("verify")(verify_command)
+app.command("trace")(trace_command)
 
 
 def main() -> None:
