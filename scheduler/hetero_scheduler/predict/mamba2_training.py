@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
-from hetero_scheduler.predict.recall import Recall, measure_recall
+from hetero_scheduler.predict.recall import Recall, find_origins, measure_recall
 from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress, train_group
 from hetero_scheduler.predict.training_data import DocumentSplit, GroupData, split_documents
 from hetero_scheduler.trace import Trace
@@ -46,9 +46,10 @@ def train_predictor(
     """Train one model after the other. `options.minutes` is for all of them together.
 
     `held_out`: share of the documents for validation, and again for the test. Raises ValueError for a trace
-    with too few documents, or documents of one step only.
+    with too few documents, or none for the test of more than eight steps; before training.
     """
     split = split_documents(len(trace.bounds) - 1, held_out=held_out, seed=options.seed)
+    find_origins(trace, split.test)
     groups = layer_groups(trace.num_layers, shape.num_groups)
     if options.minutes is not None:
         options = replace(options, minutes=options.minutes / len(groups))

@@ -21,6 +21,8 @@ from hetero_scheduler.trace import Trace
 
 Scores = npt.NDArray[np.float32]
 HORIZON = 8
+STRIDE = 8
+"""Recursive prediction starts at every eighth step: neighbours would say much the same."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Origins(NamedTuple):
     tokens: npt.NDArray[np.int64]  # [N] the same step, counted from the trace's start
 
 
-def find_origins(trace: Trace, documents: npt.NDArray[np.int64], horizon: int, stride: int) -> Origins:
+def find_origins(
+    trace: Trace, documents: npt.NDArray[np.int64], *, horizon: int = HORIZON, stride: int = STRIDE
+) -> Origins:
     """Every `stride`-th step of `documents` that has `horizon` steps after it, by offset, then document.
 
     Raises ValueError when no document is that long.
@@ -123,13 +127,13 @@ def measure_recall(
     train: npt.NDArray[np.int64],
     test: npt.NDArray[np.int64],
     horizon: int = HORIZON,
-    stride: int = 8,
+    stride: int = STRIDE,
 ) -> list[Recall]:
     """Recall of the models and of their rivals at every distance up to `horizon`, on the documents `test`.
 
     The rivals count over the documents `train`. All distances share the same origins, so that they compare.
     """
-    origins = find_origins(trace, test, horizon, stride)
+    origins = find_origins(trace, test, horizon=horizon, stride=stride)
     predicted = model_scores(models, trace, origins, horizon)
     statistics, found = Statistics(trace, train), []
     for distance in range(1, horizon + 1):
