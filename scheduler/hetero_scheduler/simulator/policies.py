@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetero_scheduler.eviction import EVICTION_POLICIES, FORECAST_POLICIES, EvictionPolicy, make_eviction
 from hetero_scheduler.eviction.oracle import ORACLES, make_oracle
-from hetero_scheduler.predict import Predictor
+from hetero_scheduler.predict import Predictor, RouterShape, make_predictor
 from hetero_scheduler.prefetch import SCHEDULES, make_schedule
 from hetero_scheduler.simulator.replay import Policies
 from hetero_scheduler.simulator.scenario import Scenario
@@ -15,15 +15,15 @@ PREDICTORS = ("none", "frequency", "persistence", "oracle", "oracle_next")
 """`oracle` knows eight steps beyond the next one, `oracle_next` the next one only."""
 
 
-def check_names(scenario: Scenario) -> None:
-    """Raise ValueError for a policy that is none, and for policies that cannot work together."""
-    for kind, known in (
-        ("eviction", EVICTIONS),
-        ("schedule", ("none", *SCHEDULES)),
-        ("predictor", PREDICTORS),
-    ):
+def check_names(scenario: Scenario, *, is_trained: bool = False) -> None:
+    """Raise ValueError for a policy that is none, and for policies that cannot work together.
+
+    `is_trained`: a trained predictor is at hand, so the scenario need not name one of PREDICTORS.
+    """
+    kinds = {"eviction": EVICTIONS, "schedule": ("none", *SCHEDULES), "predictor": PREDICTORS}
+    for kind, known in kinds.items():
         name = getattr(scenario, kind)
-        if name not in known:
+        if name not in known and not (kind == "predictor" and is_trained):
             raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
     if scenario.predictor == "none" and needs_forecast(scenario):
         raise ValueError(
@@ -44,31 +44,19 @@ def make_eviction_for(name: str, trace: Trace) -> EvictionPolicy:
     return make_eviction(name, num_layers=trace.num_layers, num_experts=trace.num_experts)
 
 
-def make_predictor_for(name: str, trace: Trace) -> Predictor | None:
+def make_predictor_for(name: str, trace: Trace) -> Predictor:
     """The predictor called `name`, with nothing seen yet. Raises ValueError for a name that is none."""
-    from hetero_scheduler.predict.routing import RouterShape
-
     shape = RouterShape(trace.num_layers, trace.num_experts, trace.top_k)
     num_groups = min(2, trace.num_layers)
-    if name == "none":
-        return None
-    if name == "frequency":
-        from hetero_scheduler.predict.frequency import Frequency
-
-        return Frequency(shape, num_groups=num_groups)
-    if name == "persistence":
-        from hetero_scheduler.predict.persistence import Persistence
-
-        return Persistence(shape, num_groups=num_groups)
-    if name in ("oracle", "oracle_next"):
+    if name == "oracle_next":
         from hetero_scheduler.predict.oracle import Oracle
 
-        return Oracle(trace, num_groups=num_groups, num_seen=1 if name == "oracle_next" else None)
-    raise ValueError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
+        return Oracle(trace, num_groups=num_groups, num_seen=1)
+    return make_predictor(name, shape, num_groups=num_groups, trace=trace)
 
 
 def make_policies(trace: Trace, scenario: Scenario, predictor: Predictor | None = None) -> Policies:
-    """All of a scenario's policies. `predictor` takes the place of the one that it names."""
+    """All of a scenario's policies. `predictor`: a trained one, for the name in the scenario."""
     eviction = make_eviction_for(scenario.eviction, trace)
     if not needs_forecast(scenario):
         return Policies(eviction)

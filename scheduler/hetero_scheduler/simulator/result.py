@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from hetero_scheduler.simulator.scenario import Scenario
 
-
 _REPORTED = (
     *("tokens", "num_slots", "hit_rate", "static_hit_rate", "load_entropy", "precision"),
     *("bytes_moved", "bytes_wasted", "full_load_share", "tok_s", "link_share"),

@@ -20,12 +20,11 @@ def simulate(
 ) -> SimulationResult:
     """Replay `trace` under `scenario`.
 
-    `predictor`: one of the caller's own, in place of the scenario's. `is_reference`: never the compiled
-    replay. Raises ValueError for an unknown policy, policies that cannot work together, a residency too small
-    for one layer of a token, and a trace without a token.
+    `predictor`: a trained one, which is what the scenario's name for it then means. `is_reference`: never
+    the compiled replay. Raises ValueError for an unknown policy, policies that cannot work together, a
+    residency too small for one layer of a token, and a trace without a token.
     """
-    if predictor is None:
-        check_names(scenario)
+    check_names(scenario, is_trained=predictor is not None)
     first = int(trace.num_tokens * scenario.uncounted)
     if first >= trace.num_tokens:
         raise ValueError("the trace holds no token; record a longer one")

@@ -1,4 +1,4 @@
-"""The simulator finds the hits that the engine counts: the same routing, the same cache, decision for decision."""
+"""The simulator finds the hits that the engine counts: same routing, same cache, decision for decision."""
 
 from __future__ import annotations
 
