@@ -10,7 +10,7 @@ from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
 from hetero_scheduler.predict.recall import Recall, find_origins, measure_recall
 from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress, train_group
-from hetero_scheduler.predict.training_data import DocumentSplit, GroupData, split_documents
+from hetero_scheduler.predict.training_data import HELD_OUT, DocumentSplit, GroupData, split_documents
 from hetero_scheduler.trace import Trace
 
 GroupProgress = Callable[[int, TrainingProgress], None]
@@ -24,7 +24,7 @@ class PredictorShape:
     num_groups: int = 2
     num_blocks: int = 2
     sizes: Mamba2Sizes = field(default_factory=lambda: Mamba2Sizes(d_model=96, state_size=32, head_dim=32))
-    dropout: float = 0.1
+    dropout: float = 0.05
 
 
 class Trained(NamedTuple):
@@ -39,7 +39,7 @@ def train_predictor(
     shape: PredictorShape,
     *,
     options: TrainingOptions,
-    held_out: float = 0.1,
+    held_out: float = HELD_OUT,
     device: str = "cpu",
     progress: GroupProgress | None = None,
 ) -> Trained:
@@ -48,7 +48,7 @@ def train_predictor(
     `held_out`: share of the documents for validation, and again for the test. Raises ValueError for a trace
     with too few documents, or none for the test of more than eight steps; before training.
     """
-    split = split_documents(len(trace.bounds) - 1, held_out=held_out, seed=options.seed)
+    split = split_documents(len(trace.bounds) - 1, seed=options.seed, held_out=held_out)
     find_origins(trace, split.test)
     groups = layer_groups(trace.num_layers, shape.num_groups)
     if options.minutes is not None:

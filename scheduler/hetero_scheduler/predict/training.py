@@ -43,8 +43,8 @@ class TrainingOptions:
     """Epochs without a better validation loss after which a stage ends."""
     window: int = 256
     """Steps in a training sequence; longer documents are cut."""
-    batch: int = 8
-    learning_rate: float = 2e-3
+    batch: int = 4
+    learning_rate: float = 4e-3
     weight_decay: float = 0.05
     sampled_share: float = 0.3
     """Share of inputs that are the model's own predictions at the end of scheduled sampling."""

@@ -13,6 +13,9 @@ from torch import Tensor
 from hetero_scheduler.predict.activation import activation_state
 from hetero_scheduler.trace import Trace
 
+HELD_OUT = 0.1
+"""Share of the documents that validate, and of those that test."""
+
 
 @dataclass(frozen=True)
 class DocumentSplit:
@@ -33,7 +36,7 @@ class Batch(NamedTuple):
     is_real: Tensor  # [windows, steps] bool: False where a short document was padded
 
 
-def split_documents(num_documents: int, *, held_out: float, seed: int) -> DocumentSplit:
+def split_documents(num_documents: int, *, seed: int, held_out: float = HELD_OUT) -> DocumentSplit:
     """A share `held_out` of the documents, at least one, for validation and as many for the test.
 
     Raises ValueError when nothing would be left to train on.
