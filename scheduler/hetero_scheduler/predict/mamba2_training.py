@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
-from hetero_scheduler.predict.recall import Recall, find_origins, measure_recall
+from hetero_scheduler.predict.recall import Recall, find_origins, measure_recall, recall_at
 from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress, train_group
 from hetero_scheduler.predict.training_data import HELD_OUT, DocumentSplit, GroupData, split_documents
 from hetero_scheduler.trace import Trace
+
+MIN_CHOSEN_BY_LOGITS = 0.99
+"""Share of choices that must be the highest logits; what is missing to 1 are ties in half precision."""
+CHECKED_TOKENS = 4096
 
 GroupProgress = Callable[[int, TrainingProgress], None]
 """Called after each epoch with the number of the group that trains."""
@@ -46,9 +52,11 @@ def train_predictor(
     """Train one model after the other. `options.minutes` is for all of them together.
 
     `held_out`: share of the documents for validation, and again for the test. Raises ValueError for a trace
-    with too few documents, or none for the test of more than eight steps; before training.
+    with too few documents, none for the test of more than eight steps, or routers that do not choose by
+    logits; all before training.
     """
     split = split_documents(len(trace.bounds) - 1, seed=options.seed, held_out=held_out)
+    _check_choices(trace)
     find_origins(trace, split.test)
     groups = layer_groups(trace.num_layers, shape.num_groups)
     if options.minutes is not None:
@@ -71,3 +79,17 @@ def train_predictor(
 def recall_of(trained: Trained, trace: Trace) -> list[Recall]:
     """Recall on the documents that training never looked at, beside the rivals that need no model."""
     return measure_recall(trained.models, trace, train=trained.split.train, test=trained.split.test)
+
+
+def _check_choices(trace: Trace) -> None:
+    """Raise ValueError when routers choose by more than their logits, such as a bias for balance.
+
+    Serving observes logits alone, and would take other experts for activated than training did.
+    """
+    logits, chosen = trace.logits[:CHECKED_TOKENS], trace.topk[:CHECKED_TOKENS]
+    share = recall_at(logits.astype(np.float32), chosen, trace.top_k)
+    if share < MIN_CHOSEN_BY_LOGITS:
+        raise ValueError(
+            f"only {share:.1%} of the routers' choices are their highest logits: these routers choose by "
+            "more than logits, which this predictor does not see"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from hetero_scheduler.predict.losses import divergence_loss, prediction_loss, ranking_loss
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+from hetero_scheduler.predict.mamba2_training import PredictorShape, train_predictor
 from hetero_scheduler.predict.recall import Recall, measure_recall
 from hetero_scheduler.predict.training import (
     TrainingOptions,
@@ -119,6 +122,13 @@ def test_documents_of_one_step_are_refused() -> None:
             split=split_documents(4, held_out=0.1, seed=0),
             options=OPTIONS,
         )
+
+
+def test_routers_that_choose_by_more_than_logits_are_refused() -> None:
+    trace = chained_trace(10)
+    biased = replace(trace, topk=np.argsort(-trace.logits - 9.0 * (np.arange(EXPERTS) == 5))[..., :TOP_K])
+    with pytest.raises(ValueError, match="choose by more than logits"):
+        train_predictor(biased, PredictorShape(num_groups=1), options=OPTIONS)
 
 
 def test_ranking_loss_looks_at_the_hardest_experts_left_out() -> None:
