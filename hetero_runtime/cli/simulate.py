@@ -45,6 +45,7 @@ def simulate_command(
     ] = 9.437184,
     forecast_ms: Annotated[float, typer.Option("--forecast-ms", help="Added by each forecast.")] = 0.0,
     in_flight: Annotated[int, typer.Option("--in-flight", help="Prefetches on the link at once.")] = 1,
+    extra: Annotated[int, typer.Option(help="Experts prefetched a layer beyond top-k.")] = 3,
     uncounted: Annotated[float, typer.Option(help="Share of the tokens that only warm the cache.")] = 0.1,
     plot: Annotated[Path | None, typer.Option("--plot", help="PNG to draw: hits against residency.")] = None,
     as_json: JsonOption = False,
@@ -66,6 +67,7 @@ def simulate_command(
         schedules=_several(schedule),
         predictors=_several(predictor),
         pools=_several(pool),  # type: ignore[arg-type]  # checked where a scenario is made
+        extra=extra,
         uncounted=uncounted,
         machine=_machine(
             link_gb_s, layer_ms, record_mb=record_mb, forecast_ms=forecast_ms, in_flight=in_flight

@@ -22,6 +22,7 @@ class Sweep:
     schedules: tuple[str, ...] = ("none",)
     predictors: tuple[str, ...] = ("none",)
     pools: tuple[Pool, ...] = ("global",)
+    extra: int = 3
     uncounted: float = 0.1
     machine: Machine = field(default_factory=Machine)
 
@@ -42,6 +43,7 @@ class Sweep:
                     predictor=predictor,
                     residency=residency,
                     pool=pool,
+                    extra=self.extra,
                     uncounted=self.uncounted,
                     machine=self.machine,
                 )

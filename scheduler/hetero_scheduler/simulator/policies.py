@@ -64,4 +64,6 @@ def make_policies(trace: Trace, scenario: Scenario, predictor: Predictor | None 
     if scenario.schedule != "none":
         budget = scenario.machine.layer_ms / scenario.machine.record_ms
         schedule = make_schedule(scenario.schedule, num_layers=trace.num_layers, budget=budget)
-    return Policies(eviction, schedule, predictor or make_predictor_for(scenario.predictor, trace))
+    return Policies(
+        eviction, schedule, predictor or make_predictor_for(scenario.predictor, trace), scenario.extra
+    )

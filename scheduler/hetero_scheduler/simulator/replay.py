@@ -33,8 +33,8 @@ class Policies(NamedTuple):
     eviction: EvictionPolicy
     schedule: Schedule | None = None
     predictor: Predictor | None = None
-    num_spare: int = 3
-    """Prefetch tasks of a layer beyond top-k."""
+    extra: int = 3
+    """Prefetch tasks of a layer beyond the router's top-k."""
 
 
 class Replay:
@@ -49,6 +49,7 @@ class Replay:
         self._is_unproven = np.zeros_like(self._is_present)  # prefetched, and not required since
         self._under_way: dict[int, tuple[Task, float]] = {}  # by tag, with the position at its start
         self._fetching: set[ExpertKey] = set()
+        self._is_shared = len({slots.pool_range(layer) for layer in range(trace.num_layers)}) == 1
         self.now_ms, self._position = 0.0, 0.0
 
     def run(self, first_counted: int = 0) -> Counts:
@@ -107,7 +108,7 @@ class Replay:
         self.counts.forecasts += 1
         self.now_ms += self._machine.forecast_ms
         if self.policies.schedule is not None:
-            num_tasks = min(self._trace.top_k + self.policies.num_spare, self._trace.num_experts)
+            num_tasks = min(self._trace.top_k + self.policies.extra, self._trace.num_experts)
             tasks = propose(forecast, num_layers=self._trace.num_layers, per_layer=num_tasks)
             # what is not expected at all is worth no transfer, however idle the link
             self.policies.schedule.update(tasks.take(tasks.confidence > 0))
@@ -131,13 +132,14 @@ class Replay:
     # ---- one copy
 
     def _start_next(self, pos: int, running: list[ExpertKey]) -> bool:
-        """Ask the schedule and start what it says. False when it says nothing."""
+        """Ask the schedule and start what it says. False when it says nothing, or nothing can be started."""
         schedule = self.policies.schedule
-        task = None if schedule is None else schedule.next(pos, self._is_present)
+        if schedule is None or (self._is_shared and not self._has_slots(0)):
+            return False
+        task = schedule.next(pos, self._is_present)
         if task is None:
             return False
-        # a layer must always find slots for all its experts, whatever is on its way by then
-        if self.slots.num_available(task.key.layer) <= self._trace.top_k:
+        if not self._has_slots(task.key.layer):
             return True
         held = self._reserve(task.key, SlotState.FETCH, protected=running)
         if held is not None:
@@ -147,6 +149,10 @@ class Replay:
             self._is_unproven[task.key] = True
             self.counts.prefetches += 1
         return True
+
+    def _has_slots(self, layer: int) -> bool:
+        """Whether a prefetch leaves enough: a layer must always find slots for all its experts at once."""
+        return self.slots.num_available(layer) > self._trace.top_k
 
     def _land(self, arrived: list[Copy]) -> None:
         """Copies have arrived; those whose slot was given away since are for nothing."""

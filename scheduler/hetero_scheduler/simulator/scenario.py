@@ -46,6 +46,8 @@ class Scenario:
     eviction: str = "lru"
     schedule: str = "none"
     predictor: str = "none"
+    extra: int = 3
+    """Prefetch tasks of a layer beyond the router's top-k (the paper's k' - k)."""
     residency: float = 0.25
     """Slots as a share of all routed experts."""
     pool: Pool = "global"
@@ -60,6 +62,8 @@ class Scenario:
             raise ValueError(f"residency is {self.residency}; it must be above 0 and at most 1")
         if not 0 <= self.uncounted < 1:
             raise ValueError(f"uncounted is {self.uncounted}; it must be at least 0 and below 1")
+        if self.extra < 0:
+            raise ValueError(f"extra is {self.extra}; it must be 0 or more")
         if self.pool not in ("global", "per_layer"):
             raise ValueError(f"unknown pool {self.pool!r}; known: global, per_layer")
 

@@ -30,7 +30,7 @@ def replay_of(used: Sequence[int], *, record_ms: float, documents: int = 1) -> R
             make_eviction("lru", num_layers=LAYERS, num_experts=EXPERTS),
             make_schedule("edf", num_layers=LAYERS),
             Scripted(SCRIPT, layers=LAYERS, experts=EXPERTS),
-            num_spare=0,
+            extra=0,
         ),
         machine=Machine(layer_ms=10.0, record_bytes=1_000_000, link_gb_s=1 / record_ms),
     )

@@ -118,6 +118,7 @@ def test_static_hit_rate_and_entropy_by_hand() -> None:
         ({"residency": 0.0}, "residency is 0.0"),
         ({"residency": 0.05}, "fewer slots than the 2"),
         ({"uncounted": 1.0}, "uncounted is 1.0"),
+        ({"extra": -1}, "extra is -1"),
         ({"pool": "shared"}, "unknown pool 'shared'"),
         ({"eviction": "fifo"}, "unknown eviction 'fifo'; known: lru"),
         ({"schedule": "soon"}, "unknown schedule 'soon'; known: none, jsd"),
