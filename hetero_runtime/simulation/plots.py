@@ -18,7 +18,7 @@ _PANEL = (5.2, 4.2)
 """Inches."""
 _TITLES = {"global": "one pool for all layers", "per_layer": "a pool for each layer"}
 _STATIC = "static, knew the load"
-# Distinct without colour too: each line has its own marker.
+# Distinct without colour too: each line has its own marker, and dashes when the colours have run out.
 _COLOURS = ("#2f6fb0", "#d9822b", "#3f8f4f", "#b03030", "#7b5ba6", "#2a9d9d", "#8c6d46", "#c2549b")
 _MARKERS = "osD^vPX*"
 
@@ -62,6 +62,7 @@ def _draw_panel(axes: Axes, results: Sequence[SimulationResult], names: list[str
             [100 * result.hit_rate for result in mine],
             color=_COLOURS[number % len(_COLOURS)],
             marker=_MARKERS[number % len(_MARKERS)],
+            linestyle="-" if number < len(_COLOURS) else "--",
             markersize=5,
             label=name,
         )

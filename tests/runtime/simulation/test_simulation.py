@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from PIL import Image
 from rich.console import Console
@@ -15,8 +16,11 @@ from typer.testing import CliRunner, Result
 
 from hetero_runtime.cli.simulate import simulate_command
 from hetero_runtime.errors import ConfigError, DeviceError
+from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, render_results, run_sweep, to_json
 from hetero_runtime.trace import TraceInfo, write_trace
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.simulator import Scenario
 from tests.scheduler.simulator.traces import structured_trace
 
@@ -117,6 +121,19 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     assert report["rows"][0]["num_slots"] == 16
     assert picture.is_file()
     assert "full load" in result.stderr
+
+
+def test_a_trained_predictor_from_its_file(file: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = Mamba2Sizes(d_model=16, state_size=8, head_dim=8)
+    models = [GroupModel(GroupShape(2, TRACE.num_experts, TRACE.top_k, sizes=sizes)) for _ in range(2)]
+    learned = tmp_path / "predictor.safetensors"
+    write_predictor(learned, models, fingerprint=RouterFingerprint.of_trace(TRACE, INFO), notes={})
+    policies = ("--eviction", "belady", "--schedule", "jsd", "--predictor", "mamba2", "--residency", "0.25")
+    result = run(file, *policies, "--predictor-file", learned, "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout.strip().splitlines()[-1])["rows"]
+    assert (row["predictor"], row["forecasts"]) == ("mamba2", 2 * 135)
 
 
 @pytest.mark.parametrize(
