@@ -60,7 +60,7 @@ def recall_rows(stored: StoredPredictor, trace: Trace, info: TraceInfo) -> list[
     return rows
 
 
-def cost_rows(stored: StoredPredictor, trace: Trace) -> list[Row]:
+def cost_rows(stored: StoredPredictor, trace: Trace, about: str = "") -> list[Row]:
     """What a step of prediction takes on this CPU, and how balanced the trace's load is."""
     predictor = Mamba2Predictor(stored.models)
 
@@ -73,7 +73,8 @@ def cost_rows(stored: StoredPredictor, trace: Trace) -> list[Row]:
     ms = measure(predict_steps).median / TIMED_STEPS * 1e3
     parameters = sum(p.numel() for model in stored.models for p in model.parameters())
     note = f"all groups, one step and {predictor.horizon - 1} recursive ones, eager on the CPU"
-    entropy_note = f"{trace.num_tokens} tokens, {len(trace.bounds) - 1} documents"
+    size = f"{trace.num_tokens} tokens, {len(trace.bounds) - 1} documents"
+    entropy_note = f"{size}; {about}" if about else size
     return [
         Row(id="predict.bundled_step_ms", value=ms, unit="ms", note=note),
         Row(id="predict.bundled_bytes", value=parameters * 4, unit="bytes", note="float32"),
@@ -111,10 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("predictor", type=Path)
+    parser.add_argument("--about", default="", help="how the trace was recorded: kept with its load entropy")
     arguments = parser.parse_args()
     trace, info = read_trace(arguments.trace)
     stored = read_predictor(arguments.predictor, RouterFingerprint.of_trace(trace, info))
-    rows = [*recall_rows(stored, trace, info), *cost_rows(stored, trace)]
+    rows = [*recall_rows(stored, trace, info), *cost_rows(stored, trace, arguments.about)]
     ResultFile.write("predictor_bundled", rows)
 
 
