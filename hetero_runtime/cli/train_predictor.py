@@ -28,7 +28,9 @@ def train_predictor_command(
     trace: Annotated[Path, typer.Argument(help="Trace that `hetero-runtime trace` recorded.")],
     out: Annotated[Path, typer.Option("--out", help="Safetensors file to write.")],
     epochs: Annotated[int, typer.Option(min=1, help="At most, in each of two stages.")] = 60,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="At most, in all.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="In all; the last epochs begun are finished.")
+    ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Models, each for a run of layers.")] = 2,
     width: Annotated[int, typer.Option(min=32, help="Hidden features; a multiple of 32.")] = 96,
     seed: Annotated[int, typer.Option(help="Of the split, the weights and the order.")] = 0,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from hetero_runtime.checkpoint.safetensors_file import read_header
@@ -52,7 +52,8 @@ def write_predictor(
     }
     unfinished = path.with_name(path.name + ".unfinished")
     try:
-        save_file(tensors, unfinished, metadata={"format": FORMAT, "predictor": json.dumps(described)})
+        # not save_file: it makes files that only their owner may read
+        unfinished.write_bytes(save(tensors, {"format": FORMAT, "predictor": json.dumps(described)}))
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
         unfinished.unlink(missing_ok=True)

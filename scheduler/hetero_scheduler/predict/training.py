@@ -38,7 +38,7 @@ class TrainingOptions:
     epochs: int = 60
     """At most, in each stage."""
     minutes: float | None = None
-    """At most, for one group's two stages together. None: only epochs and patience end a stage."""
+    """After half of these no epoch of a stage starts. None: only epochs and patience end a stage."""
     patience: int = 6
     """Epochs without a better validation loss after which a stage ends."""
     window: int = 256

@@ -44,6 +44,12 @@ def test_round_trip(path: Path, models: list[GroupModel]) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_whoever_may_read_other_files_may_read_it(path: Path) -> None:
+    other = path.with_name("other")
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 @pytest.mark.parametrize(
     "change", [{"config_sha256": "cd" * 32}, {"num_layers": 4}, {"num_experts": 8}, {"top_k": 1}], ids=str
 )
