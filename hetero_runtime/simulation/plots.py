@@ -14,8 +14,8 @@ from hetero_scheduler.simulator import SimulationResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PANEL = (5.2, 4.2)
-"""Inches."""
+_PANEL, _LEGEND = (4.6, 4.4), 2.8
+"""Inches: width and height of a panel, and the width that the legend beside them takes."""
 _TITLES = {"global": "one pool for all layers", "per_layer": "a pool for each layer"}
 _STATIC = "static, knew the load"
 # Distinct without colour too: each line has its own marker, and dashes when the colours have run out.
@@ -37,17 +37,18 @@ def draw_hit_rates(results: Sequence[SimulationResult], info: TraceInfo, path: P
         ) from error
     pools = list(dict.fromkeys(result.scenario.pool for result in results))
     names = list(dict.fromkeys(policy_name(result.scenario) for result in results))
-    figure = Figure(figsize=(_PANEL[0] * len(pools), _PANEL[1]), layout="constrained")
+    figure = Figure(figsize=(_PANEL[0] * len(pools) + _LEGEND, _PANEL[1]), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(pools), sharey=True, squeeze=False)[0]
     for axes, pool in zip(panels, pools, strict=True):
         _draw_panel(axes, [result for result in results if result.scenario.pool == pool], names)
         axes.set_title(_TITLES[pool], fontsize=10)
     panels[0].set_ylabel("hit rate, % of required experts")
+    panels[0].set_ylim(top=100)
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9
+        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9
     )
-    figure.suptitle(trace_line(results, info), fontsize=10)
+    figure.suptitle(trace_line(results, info), fontsize=9, x=0.01, horizontalalignment="left")
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
