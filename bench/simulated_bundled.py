@@ -4,7 +4,7 @@
 
 HELDOUT and SAMPLED are traces of the bundled model (`hetero-runtime trace`): held-out text, and text that it
 wrote at temperature 0.8. Caches alone are replayed on both; forecasts and prefetches, whose replay is not
-compiled, on the second. PREDICTOR is a file of `hetero-runtime train-predictor`, not trained on either.
+compiled, on the second. PREDICTOR is a file of `hetero-runtime train-predictor`, trained on neither.
 
 The imagined machine is the GPU box with block-fp8 Qwen3-30B-A3B experts: hit rates of prefetching policies
 depend on it, those of caches alone do not. The bundled model has 8 layers, so a forecast of the next step
@@ -22,6 +22,7 @@ from pathlib import Path
 from bench.harness import RESULTS, ResultFile, Row
 from hetero_runtime.prediction import RouterFingerprint, read_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, run_sweep
+from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.simulation.report import machine_line, policy_name, trace_line
 from hetero_runtime.trace import TraceInfo, read_trace
 from hetero_scheduler.predict import Predictor
@@ -87,7 +88,7 @@ def look_ahead(trace: Trace, info: TraceInfo, predictor: Path | None) -> list[Si
     sweeps = list(AHEAD)
     if predictor is not None:
         stored = read_predictor(predictor, RouterFingerprint.of_trace(trace, info))
-        trained["mamba2"] = Mamba2Predictor(stored.models)
+        trained["mamba2"] = Foreseen(Mamba2Predictor(stored.models), trace)
         sweeps.append(TRAINED)
     return [result for sweep in sweeps for result in run_sweep(trace, sweep, trained=trained)]
 

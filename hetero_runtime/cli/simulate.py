@@ -128,10 +128,11 @@ def _trained(
     if file is None:
         return {}
     from hetero_runtime.prediction import RouterFingerprint, read_predictor
+    from hetero_runtime.simulation.foreseen import Foreseen
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
     stored = read_predictor(file, RouterFingerprint.of_trace(trace, info))
-    return {_MAMBA2: Mamba2Predictor(stored.models)}
+    return {_MAMBA2: Foreseen(Mamba2Predictor(stored.models), trace)}
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from hetero_runtime.cli.simulate import simulate_command
 from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, render_results, run_sweep, to_json
+from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.trace import TraceInfo, write_trace
+from hetero_scheduler.predict import RouterShape, make_predictor
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.simulator import Scenario
@@ -134,6 +136,16 @@ def test_a_trained_predictor_from_its_file(file: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout.strip().splitlines()[-1])["rows"]
     assert (row["predictor"], row["forecasts"]) == ("mamba2", 2 * 135)
+
+
+def test_foreseen_forecasts_are_the_predictors_own() -> None:
+    shape = RouterShape(TRACE.num_layers, TRACE.num_experts, TRACE.top_k)
+    sweep = Sweep(residencies=(0.3,), evictions=("belady",), schedules=("jsd",), predictors=("frequency",))
+    (asked,) = run_sweep(TRACE, sweep)
+    foreseen = Foreseen(make_predictor("frequency", shape), TRACE)
+    for _ in range(2):
+        (replayed,) = run_sweep(TRACE, sweep, trained={"frequency": foreseen})
+        assert replayed.counts == asked.counts
 
 
 @pytest.mark.parametrize(
