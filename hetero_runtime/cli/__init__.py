@@ -9,7 +9,9 @@ from hetero_runtime.cli.config import config_command
 from hetero_runtime.cli.doctor import doctor_command
 from hetero_runtime.cli.plan import plan_command
 from hetero_runtime.cli.run import run_command
+from hetero_runtime.cli.simulate import simulate_command
 from hetero_runtime.cli.trace import trace_command
+from hetero_runtime.cli.train_predictor import train_predictor_command
 from hetero_runtime.cli.verify import verify_command
 
 app = typer.Typer(
@@ -25,6 +27,8 @@ app.command("doctor")(doctor_command)
 app.command("config")(config_command)
 app.command("verify")(verify_command)
 app.command("trace")(trace_command)
+app.command("simulate")(simulate_command)
+app.command("train-predictor")(train_predictor_command)
 
 
 def main() -> None:
