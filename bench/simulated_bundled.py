@@ -4,7 +4,8 @@
 
 HELDOUT and SAMPLED are traces of the bundled model (`hetero-runtime trace`): held-out text, and text that it
 wrote at temperature 0.8. Caches alone are replayed on both; forecasts and prefetches, whose replay is not
-compiled, on the second. PREDICTOR is a file of `hetero-runtime train-predictor`, trained on neither.
+compiled, on the second. PREDICTOR is a file of `hetero-runtime train-predictor`, trained on other text than
+SAMPLED; only the 32 tokens of held-out text that begin each of its documents may be known to it.
 
 The imagined machine is the GPU box with block-fp8 Qwen3-30B-A3B experts: hit rates of prefetching policies
 depend on it, those of caches alone do not. The bundled model has 8 layers, so a forecast of the next step
