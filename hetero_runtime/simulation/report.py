@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -40,37 +41,34 @@ def machine_line(results: Sequence[SimulationResult]) -> str:
 
 
 def render_results(results: Sequence[SimulationResult], info: TraceInfo) -> RenderableType:
-    """A row for each result."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("pool", "policies", "resident"):
-        table.add_column(name, justify="right" if name == "resident" else "left")
-    for name in (
-        "hit rate",
-        "static",
-        "late",
-        "misses",
-        "precision",
-        "wasted",
-        "stall",
-        "full load",
-        "tokens/s",
-    ):
-        table.add_column(name, justify="right")
-    last = None
-    for result in results:
-        scenario = result.scenario
-        group = scenario.pool, policy_name(scenario)
-        if group != last:
-            table.add_section()
-        table.add_row(*(group if group != last else ("", "")), f"{scenario.residency:.0%}", *_cells(result))
-        last = group
+    """A table for each policy, a row for each residency; columns on prefetching only where there was any."""
+    has_prefetch = any(result.counts.prefetches for result in results)
+    columns = [column for column in _COLUMNS if has_prefetch or not column.is_about_prefetch]
     legend = (
         "static: a cache that never changes and knew the most used experts · wasted: prefetched and never "
-        "required · stall: a token · full load: share of the speed with everything resident"
+        "required · stall: a token · of full: share of the speed with everything resident"
     )
     return Group(
-        Text(trace_line(results, info)), Text(machine_line(results)), table, Text(legend, style="dim")
+        Text(trace_line(results, info)),
+        Text(machine_line(results)),
+        *(_table(title, list(group), columns) for title, group in groupby(results, key=_title)),
+        Text(legend, style="dim"),
     )
+
+
+def _title(result: SimulationResult) -> str:
+    return f"{policy_name(result.scenario)}, {result.scenario.pool}"
+
+
+def _table(title: str, results: Sequence[SimulationResult], columns: Sequence[_Column]) -> Table:
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 0, 0, 1), title=title, title_justify="left", header_style="bold"
+    )
+    for column in columns:
+        table.add_column(column.name, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(*(column.cell(result) for column in columns))
+    return table
 
 
 def to_json(results: Sequence[SimulationResult], info: TraceInfo) -> dict[str, Any]:
@@ -78,17 +76,25 @@ def to_json(results: Sequence[SimulationResult], info: TraceInfo) -> dict[str, A
     return {"trace": asdict(info), "rows": [result.to_json() for result in results]}
 
 
-def _cells(result: SimulationResult) -> list[str]:
-    counts = result.counts
-    has_prefetch = counts.prefetches > 0
-    return [
-        f"{result.hit_rate:.1%}",
-        f"{result.static_hit_rate:.1%}",
-        f"{counts.late / counts.required:.1%}" if has_prefetch else "-",
-        f"{counts.misses / counts.required:.1%}",
-        f"{result.precision:.1%}" if has_prefetch else "-",
-        f"{result.bytes_wasted / 1e9:,.1f} GB" if has_prefetch else "-",
-        f"{counts.stall_ms / result.tokens:,.2f} ms",
-        f"{result.full_load_share:.1%}",
-        f"{result.tok_s:,.1f}",
-    ]
+class _Column(NamedTuple):
+    name: str
+    cell: Callable[[SimulationResult], str]
+    is_about_prefetch: bool = False
+
+
+def _share(part: int, result: SimulationResult) -> str:
+    return f"{part / result.counts.required:.1%}"
+
+
+_COLUMNS = (
+    _Column("resident", lambda r: f"{r.scenario.residency:.0%}"),
+    _Column("hits", lambda r: f"{r.hit_rate:.1%}"),
+    _Column("static", lambda r: f"{r.static_hit_rate:.1%}"),
+    _Column("late", lambda r: _share(r.counts.late, r), is_about_prefetch=True),
+    _Column("misses", lambda r: _share(r.counts.misses, r)),
+    _Column("useful", lambda r: f"{r.precision:.1%}", is_about_prefetch=True),
+    _Column("wasted", lambda r: f"{r.bytes_wasted / 1e9:,.1f} GB", is_about_prefetch=True),
+    _Column("stall", lambda r: f"{r.counts.stall_ms / r.tokens:,.2f} ms"),
+    _Column("of full", lambda r: f"{r.full_load_share:.1%}"),
+    _Column("tok/s", lambda r: f"{r.tok_s:,.1f}"),
+)

@@ -10,7 +10,8 @@ from hetero_scheduler.prefetch.base import Tasks
 
 def propose(forecast: Forecast, *, num_layers: int, per_layer: int) -> Tasks:
     """The `per_layer` likeliest experts of each covered layer at its next run: top_k plus a few (the paper's
-    k'). Ties to the lowest expert. Raises ValueError when there are not that many experts.
+    k'). Ties to the lowest expert; one that is not expected at all is worth no transfer, however idle the
+    link. Raises ValueError when there are not that many experts.
 
     Only the forecast's first entry makes tasks; the later ones are for eviction. Experts that are present
     get tasks too: whether they still are is the schedule's question at each transfer. The paper counts steps
@@ -23,9 +24,10 @@ def propose(forecast: Forecast, *, num_layers: int, per_layer: int) -> Tasks:
     confidence = np.take_along_axis(first, expert, axis=1)
     layer = np.array(forecast.layers, dtype=np.int64)
     deadline = forecast.positions(num_layers)[0]
-    return Tasks(
+    tasks = Tasks(
         np.repeat(layer, per_layer),
         expert.reshape(-1).astype(np.int64),
         confidence.reshape(-1).astype(np.float64),
         np.repeat(deadline, per_layer),
     )
+    return tasks.take(tasks.confidence > 0)

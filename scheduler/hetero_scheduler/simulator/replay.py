@@ -110,8 +110,7 @@ class Replay:
         if self.policies.schedule is not None:
             num_tasks = min(self._trace.top_k + self.policies.extra, self._trace.num_experts)
             tasks = propose(forecast, num_layers=self._trace.num_layers, per_layer=num_tasks)
-            # what is not expected at all is worth no transfer, however idle the link
-            self.policies.schedule.update(tasks.take(tasks.confidence > 0))
+            self.policies.schedule.update(tasks)
         if isinstance(self.policies.eviction, BeladyForecast):
             self.policies.eviction.observe_forecast(forecast)
 
