@@ -45,8 +45,8 @@ def render_results(results: Sequence[SimulationResult], info: TraceInfo) -> Rend
     has_prefetch = any(result.counts.prefetches for result in results)
     columns = [column for column in _COLUMNS if has_prefetch or not column.is_about_prefetch]
     legend = (
-        "static: a cache that never changes and knew the most used experts · wasted: prefetched and never "
-        "required · stall: a token · of full: share of the speed with everything resident"
+        "static: a cache that never changes and knew the most used experts · useful: share of the prefetches "
+        "that were required, wasted: the rest · stall: a token · of full: share of the speed with all resident"
     )
     return Group(
         Text(trace_line(results, info)),

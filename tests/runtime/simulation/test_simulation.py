@@ -89,7 +89,7 @@ def test_table_json_and_picture(tmp_path: Path) -> None:
     console = Console(width=160, record=True, file=StringIO())
     console.print(render_results(results, INFO))
     text = console.export_text()
-    for part in ("lru + jsd (oracle)", "per_layer", "static", "load entropy", "sampled at 0.8", "precision"):
+    for part in ("lru + jsd (oracle)", "per_layer", "static", "load entropy", "sampled at 0.8", "useful"):
         assert part in text
     rows = to_json(results, INFO)["rows"]
     assert len(json.loads(json.dumps(rows))) == 16
@@ -122,7 +122,7 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     assert report["rows"][0]["record_bytes"] == 2_000_000
     assert report["rows"][0]["num_slots"] == 16
     assert picture.is_file()
-    assert "full load" in result.stderr
+    assert "of full" in result.stderr
 
 
 def test_a_trained_predictor_from_its_file(file: Path, tmp_path: Path) -> None:
