@@ -46,7 +46,7 @@ def render_results(results: Sequence[SimulationResult], info: TraceInfo) -> Rend
     columns = [column for column in _COLUMNS if has_prefetch or not column.is_about_prefetch]
     legend = (
         "static: a cache that never changes and knew the most used experts · useful: share of the prefetches "
-        "that were required, wasted: the rest · stall: a token · of full: share of the speed with all resident"
+        "that were required, wasted: the rest · stall: a token · of full: share of all-resident speed"
     )
     return Group(
         Text(trace_line(results, info)),
