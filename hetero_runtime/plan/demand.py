@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetero_runtime.config.tree import ResolvedConfig
-from hetero_runtime.plan.geometry import ITEMSIZE, Dtype, Geometry
+from hetero_runtime.config.tree import Dtype, ResolvedConfig
+from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
 Tier = Literal["device", "host"]
 Phase = Literal["load", "prefill", "decode"]
@@ -131,9 +131,8 @@ def _prefix_row(geometry: Geometry, pinned_prefix: int) -> Row:
 
 
 def _bank_row(geometry: Geometry) -> Row:
-    num_bytes = geometry.num_routed_experts * geometry.record_bytes
     note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
-    return Row.constant("host bank", "host", num_bytes, note)
+    return Row.constant("host bank", "host", geometry.bank_bytes, note)
 
 
 def _staging_row(geometry: Geometry, demand: Demand) -> Row:

@@ -6,16 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hetero_runtime.checkpoint import Checkpoint, TensorEntry
+from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
+from hetero_runtime.checkpoint.safetensors_file import DTYPE_BYTES
+from hetero_runtime.config.tree import Dtype
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
 from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
 from hetero_runtime.plan.names import Region, region_of
-from hetero_runtime.plan.routed import RoutedExperts, read_routed
+from hetero_runtime.plan.routed import read_routed
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 ITEMSIZE: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element of the dtypes that the runtime computes in."""
 _DTYPES: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -89,6 +91,11 @@ class Geometry:
         """Routed experts of all layers."""
         return self.num_moe_layers * self.num_experts
 
+    @property
+    def bank_bytes(self) -> int:
+        """Bytes of the records of all routed experts."""
+        return self.num_routed_experts * self.record_bytes
+
 
 def read_geometry(model_dir: str | Path) -> Geometry:
     """Read `model_dir`'s config.json and safetensors headers.
@@ -97,12 +104,12 @@ def read_geometry(model_dir: str | Path) -> Geometry:
     dense config, and experts that are not all there or not alike.
     """
     checkpoint = Checkpoint.open(model_dir)
-    config = TextConfig.of(checkpoint.path / "config.json", checkpoint.config)
+    config = TextConfig.of(checkpoint.path / CONFIG_NAME, checkpoint.config)
     num_experts, top_k = _expert_numbers(config)
     num_layers = config.integer("num_hidden_layers")
     routed = read_routed(checkpoint.path, checkpoint.entries.values(), num_layers, num_experts)
-    groups, notes = _regions(routed, num_layers, ties=bool(config.values.get("tie_word_embeddings")))
-    backbone = [entry for entry in routed.others if region_of(entry.key, num_layers) == "backbone"]
+    regions = _by_region(routed.others, num_layers)
+    backbone = regions["backbone"]
     return Geometry(
         path=checkpoint.path,
         model_type=str(checkpoint.config.get("model_type", "unknown")),
@@ -118,12 +125,12 @@ def read_geometry(model_dir: str | Path) -> Geometry:
         max_context=config.integer("max_position_embeddings"),
         record_bytes=routed.record_bytes,
         expert_dtype=routed.dtype,
-        backbone=groups["backbone"],
-        shared=groups["shared"],
-        vision=groups["vision"],
+        backbone=_group(_without_tied_head(backbone, config)),
+        shared=_group(regions["shared"]),
+        vision=_group(regions["vision"]),
         attention=_attention(config, backbone),
         kv=read_kv(config, num_layers),
-        notes=notes,
+        notes=_notes(regions["mtp"], routed.unused_bytes),
     )
 
 
@@ -142,18 +149,23 @@ def _expert_numbers(config: TextConfig) -> tuple[int, int]:
     return num_experts, top_k
 
 
-def _regions(
-    routed: RoutedExperts, num_layers: int, *, ties: bool
-) -> tuple[dict[Region, TensorGroup], tuple[str, ...]]:
+def _by_region(entries: Iterable[TensorEntry], num_layers: int) -> dict[Region, list[TensorEntry]]:
     regions: dict[Region, list[TensorEntry]] = defaultdict(list)
-    for entry in routed.others:
+    for entry in entries:
         regions[region_of(entry.key, num_layers)].append(entry)
-    if ties:
-        regions["backbone"] = [e for e in regions["backbone"] if not e.key.endswith("lm_head.weight")]
-    skipped = sum(entry.num_bytes for entry in regions["mtp"]) + routed.unused_bytes
-    notes = (f"multi-token-prediction layers are not loaded ({skipped} bytes)",) if skipped else ()
-    wanted: tuple[Region, ...] = ("backbone", "shared", "vision")
-    return {region: _group(regions[region]) for region in wanted}, notes
+    return regions
+
+
+def _without_tied_head(backbone: list[TensorEntry], config: TextConfig) -> list[TensorEntry]:
+    """A head that is tied to the embedding takes no memory of its own, even where a file holds it again."""
+    if not config.values.get("tie_word_embeddings"):
+        return backbone
+    return [entry for entry in backbone if not entry.key.endswith("lm_head.weight")]
+
+
+def _notes(mtp: list[TensorEntry], unused_bytes: int) -> tuple[str, ...]:
+    skipped = sum(entry.num_bytes for entry in mtp) + unused_bytes
+    return (f"multi-token-prediction layers are not loaded ({skipped} bytes)",) if skipped else ()
 
 
 def _group(entries: Iterable[TensorEntry]) -> TensorGroup:
@@ -162,7 +174,7 @@ def _group(entries: Iterable[TensorEntry]) -> TensorGroup:
         if _is_scale(entry):
             continue
         if entry.dtype.startswith(("F", "BF")):
-            elements += _num_elements(entry)
+            elements += entry.num_bytes // DTYPE_BYTES[entry.dtype]
         else:
             other += entry.num_bytes
         largest = max(largest, entry.num_bytes)
@@ -172,11 +184,6 @@ def _group(entries: Iterable[TensorEntry]) -> TensorGroup:
 def _is_scale(entry: TensorEntry) -> bool:
     """Scales go when the weights beside them are dequantised."""
     return entry.dtype == "F8_E8M0" or entry.key.endswith("_scale_inv")
-
-
-def _num_elements(entry: TensorEntry) -> int:
-    itemsize = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}.get(entry.dtype, 1)
-    return entry.num_bytes // itemsize
 
 
 def _dtype(whole: dict[str, Any], config: TextConfig, backbone: list[TensorEntry]) -> Dtype:

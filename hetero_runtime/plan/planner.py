@@ -31,7 +31,7 @@ class MemoryPlan:
     @property
     def bank_bytes(self) -> int:
         """Bytes of the host bank."""
-        return self.geometry.num_routed_experts * self.geometry.record_bytes
+        return self.geometry.bank_bytes
 
     @property
     def residency(self) -> float:

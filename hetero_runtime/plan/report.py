@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hetero_runtime.config.sizes import format_size
 from hetero_runtime.plan.demand import PHASES, Row, Tier
+from hetero_runtime.plan.geometry import ITEMSIZE
 from hetero_runtime.plan.planner import MemoryPlan
 
 _TIERS: tuple[Tier, ...] = ("device", "host")
@@ -44,7 +45,7 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
             "num_experts": geometry.num_experts,
             "top_k": geometry.top_k,
             "record_bytes": geometry.record_bytes,
-            "kv_bytes_per_token": geometry.kv.bytes_per_token(_itemsize(plan)),
+            "kv_bytes_per_token": geometry.kv.bytes_per_token(ITEMSIZE[plan.config.model.dtype]),
             "max_context": geometry.max_context,
         },
         "device": plan.config.device,
@@ -64,10 +65,6 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
         "gpu_free_bytes": plan.hardware.gpu.free_bytes if plan.hardware.gpu else 0,
         "notes": list(geometry.notes),
     }
-
-
-def _itemsize(plan: MemoryPlan) -> int:
-    return 4 if plan.config.model.dtype == "float32" else 2
 
 
 def _tier_title(plan: MemoryPlan, tier: Tier) -> str:
