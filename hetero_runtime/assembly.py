@@ -85,7 +85,13 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         orchestrator, sequences = _choose_mode(
             config,
             EagerParts(
-                skeleton.model, list(skeleton.experts.values()), store, slabs, cache, eager, skeleton.dtype
+                model=skeleton.model,
+                experts=list(skeleton.experts.values()),
+                store=store,
+                slabs=slabs,
+                cache=cache,
+                orchestrator=eager,
+                dtype=skeleton.dtype,
             ),
         )
     except BaseException:

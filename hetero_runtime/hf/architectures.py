@@ -19,20 +19,24 @@ class Architecture(NamedTuple):
     has_images: bool = False
 
 
+_TEXT_MODELS = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "MixtralForCausalLM",
+    "OlmoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
+
 COVERED: dict[str, Architecture] = {
-    "DeepseekV2ForCausalLM": Architecture("DeepseekV2ForCausalLM"),
-    "DeepseekV3ForCausalLM": Architecture("DeepseekV3ForCausalLM"),
-    "DeepseekV4ForCausalLM": Architecture("DeepseekV4ForCausalLM"),
-    "Glm4MoeForCausalLM": Architecture("Glm4MoeForCausalLM"),
-    "GptOssForCausalLM": Architecture("GptOssForCausalLM"),
-    "MiniMaxM2ForCausalLM": Architecture("MiniMaxM2ForCausalLM"),
-    "MixtralForCausalLM": Architecture("MixtralForCausalLM"),
-    "OlmoeForCausalLM": Architecture("OlmoeForCausalLM"),
-    "Qwen2MoeForCausalLM": Architecture("Qwen2MoeForCausalLM"),
-    "Qwen3MoeForCausalLM": Architecture("Qwen3MoeForCausalLM"),
-    "Qwen3NextForCausalLM": Architecture("Qwen3NextForCausalLM"),
+    **{name: Architecture(name) for name in _TEXT_MODELS},
     "Qwen3VLMoeForConditionalGeneration": Architecture("Qwen3VLMoeForConditionalGeneration", has_images=True),
-    "Qwen3_5MoeForCausalLM": Architecture("Qwen3_5MoeForCausalLM"),
     "Qwen3_5MoeForConditionalGeneration": Architecture("Qwen3_5MoeForCausalLM", is_text_part=True),
 }
 

@@ -9,9 +9,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
+
+
+class ForwardArguments(NamedTuple):
+    """What a model's forward takes, which differs between models and releases of transformers."""
+
+    cache_name: str
+    has_logits_to_keep: bool
+    has_image_positions: bool
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Read from the signature of its class."""
+        accepted = set(inspect.signature(type(model).forward).parameters)
+        return cls(
+            cache_name="cache" if "cache" in accepted else "past_key_values",
+            has_logits_to_keep="logits_to_keep" in accepted,
+            has_image_positions="image_grid_thw" in accepted,
+        )
+
+    def with_cache(self, cache: Any) -> dict[str, Any]:
+        """Keywords for a pass that goes on from `cache` and gives the logits of its last token alone."""
+        kept = {"logits_to_keep": 1} if self.has_logits_to_keep else {}
+        return {"use_cache": True, self.cache_name: cache, **kept}
 
 
 class Sequence(Protocol):
@@ -53,24 +76,19 @@ class SequenceState:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        accepted = set(inspect.signature(type(model).forward).parameters)
-        self._kv_name = "cache" if "cache" in accepted else "past_key_values"
-        self._has_logits_to_keep = "logits_to_keep" in accepted
-        self._has_image_positions = "image_grid_thw" in accepted
+        self._takes = ForwardArguments.of(model)
         self._kv: Any = None
         self._position_offset: torch.Tensor | None = None
         self.length = 0
 
     @torch.inference_mode()
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        arguments: dict[str, Any] = {"input_ids": ids[None], "use_cache": True, self._kv_name: self._kv}
-        if self._has_logits_to_keep:
-            arguments["logits_to_keep"] = 1
+        arguments = self._takes.with_cache(self._kv)
         if images:
             arguments |= images
-        elif self._has_image_positions:
+        elif self._takes.has_image_positions:
             arguments["position_ids"] = self._text_positions(ids)
-        output = self._model(**arguments)
+        output = self._model(input_ids=ids[None], **arguments)
         self._kv = output["cache"] if "cache" in output else output["past_key_values"]
         if images:
             self._position_offset = self._model.model.rope_deltas.reshape(())

@@ -53,7 +53,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     `dtype`: float32, bfloat16 or float16, of the computation and of what is no routed expert.
     """
     architecture = architecture_of(checkpoint.config)
-    config = _read_config(checkpoint.path)
+    config = read_config(checkpoint.path)
     compute_dtype = DTYPES[dtype]
     quantizer, config = _quantizer(config, device)
     if architecture.is_text_part:
@@ -79,11 +79,6 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     return Skeleton(model.eval(), architecture, experts, compute_dtype, quantizer)
 
 
-def conversions(skeleton: Skeleton) -> list[Any]:
-    """transformers' renamings and converters for this model: a fresh list, because they keep state."""
-    return list(get_model_conversion_mapping(skeleton.model, None, skeleton.quantizer))
-
-
 def load_backbone(
     skeleton: Skeleton, entries: Mapping[str, TensorEntry], *, path: Path, device: torch.device
 ) -> None:
@@ -93,12 +88,15 @@ def load_backbone(
     the model needs.
     """
     model, model_class = skeleton.model, type(skeleton.model)
+    mapping: Any = get_model_conversion_mapping(
+        model, None, skeleton.quantizer
+    )  # anew: converters keep state
     load_config = modeling_utils.LoadStateDictConfig(
         pretrained_model_name_or_path=str(path),
         dtype=skeleton.dtype,
         device_map={"": device},
         dtype_plan=model._get_dtype_plan(skeleton.dtype),
-        weight_mapping=conversions(skeleton),
+        weight_mapping=mapping,
         hf_quantizer=skeleton.quantizer,
     )
     info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
@@ -125,7 +123,8 @@ def _mark_experts_as_loaded(skeleton: Skeleton) -> set[str]:
     return names
 
 
-def _read_config(path: Path) -> Any:
+def read_config(path: Path) -> Any:
+    """transformers' configuration of a checkpoint. Raises CheckpointError when it does not understand it."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
 
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import architecture_of
-from hetero_runtime.hf.loading import DTYPES, ask_to_dequantize
+from hetero_runtime.hf.loading import DTYPES, ask_to_dequantize, read_config
 
 
 def load_reference(path: Path, *, dtype: str, device: torch.device) -> Any:
@@ -21,7 +20,7 @@ def load_reference(path: Path, *, dtype: str, device: torch.device) -> Any:
     Raises CheckpointError when transformers alone cannot load the checkpoint: then nothing can be compared.
     """
     architecture = architecture_of(Checkpoint.open(path).config)
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = read_config(path)
     ask_to_dequantize(config)
     if architecture.is_text_part:
         config = config.get_text_config(decoder=True)

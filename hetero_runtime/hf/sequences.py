@@ -10,7 +10,6 @@ the other.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from hetero_runtime.errors import RequestError
 from hetero_runtime.hf.attention import install, latent_layers, why_not_capturable
+from hetero_runtime.hf.forward import ForwardArguments
 from hetero_runtime.hf.kv_cache import KvCache
 
 
@@ -35,10 +35,7 @@ class StaticSequences:
             raise ValueError(f"{type(model).__name__} has no fixed cache: {reason}")
         self._model, self._max_length = model, max_length
         self._pass = install(model)
-        accepted = set(inspect.signature(type(model).forward).parameters)
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
-        self._has_logits_to_keep = "logits_to_keep" in accepted
-        self._has_image_positions = "image_grid_thw" in accepted
+        self._takes = ForwardArguments.of(model)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=model.device)
         self._growth = torch.zeros_like(self.lengths)  # tokens a step adds to a row: 0 or 1
         self._active = torch.ones_like(self.lengths, dtype=torch.bool) if active is None else active
@@ -140,14 +137,13 @@ class StaticSequences:
 
     def _position_ids(self, positions: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         """`[rows, n]`; where images have positions, three equal sets of them (time, height, width)."""
-        if not self._has_image_positions:
+        if not self._takes.has_image_positions:
             return positions
         return (positions + offset).expand(3, *positions.shape)
 
     def _forward(self, ids: torch.Tensor, cache: Any, arguments: dict[str, Any]) -> torch.Tensor:
         """Logits of the last token of each row, `[rows, vocab]` float32."""
-        kept = {"logits_to_keep": 1} if self._has_logits_to_keep else {}
-        output = self._model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **kept, **arguments)
+        output = self._model(input_ids=ids, **self._takes.with_cache(cache), **arguments)
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -93,7 +94,7 @@ class EagerOrchestrator(Orchestrator):
                     self._fetch_ahead(layer + 1, protected=needed[i:])
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))
-            total.add(i, lambda rows, params=params: mlp(rows, params))  # type: ignore[misc]
+            total.add(i, partial(mlp, params=params))
         self._cache.release(needed[num_released:])
 
     def _load_ahead(self, needed: list[ExpertKey], i: int, start: int) -> int:

@@ -192,12 +192,12 @@ def test_an_error_in_a_pass_reaches_its_caller_alone(
     tokens = [next(neighbour).token_id]
     calls_left = 6  # into the second layer
 
-    def failing(self: ExpertMlp, *arguments: Any) -> torch.Tensor:
+    def failing(self: ExpertMlp, *arguments: Any, **keywords: Any) -> torch.Tensor:
         nonlocal calls_left
         calls_left -= 1
         if calls_left < 0:
             raise error
-        return compute(self, *arguments)
+        return compute(self, *arguments, **keywords)
 
     monkeypatch.setattr(ExpertMlp, "__call__", failing)
     with pytest.raises(expected, match=message):
