@@ -22,6 +22,8 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from hetero_scheduler.trace import count_uses, load_entropies
+
 Experts = npt.NDArray[np.int64]
 
 
@@ -89,12 +91,10 @@ class RoutingFacts:
     @classmethod
     def of(cls, experts: Experts, num_experts: int) -> RoutingFacts:
         """Facts of a routing `[tokens, layers, top_k]` of two or more tokens."""
-        load = _load(experts, num_experts)
-        shares = load / load.sum(-1, keepdims=True)
-        entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / math.log(num_experts)
+        entropies = load_entropies(count_uses(experts, num_experts))
         again = (experts[1:, :, :, None] == experts[:-1, :, None, :]).any(-1)
         by_chance = experts.shape[-1] / num_experts
-        return cls(float(entropy.mean()), float(entropy.min()), float(again.mean()), by_chance)
+        return cls(float(entropies.mean()), float(entropies.min()), float(again.mean()), by_chance)
 
     def __str__(self) -> str:
         return (
@@ -109,13 +109,5 @@ def static_hit_rate(experts: Experts, num_experts: int, residency: float) -> flo
     A cache policy that does not beat this has learnt nothing from the order of the tokens.
     """
     kept = int(residency * num_experts)
-    load = np.sort(_load(experts, num_experts), axis=-1)[:, ::-1]
+    load = np.sort(count_uses(experts, num_experts), axis=-1)[:, ::-1]
     return float(load[:, :kept].sum() / load.sum())
-
-
-def _load(experts: Experts, num_experts: int) -> npt.NDArray[np.float64]:
-    """How often each expert was used, `[layers, experts]`."""
-    layers = experts.shape[1]
-    flat = experts + num_experts * np.arange(layers)[:, None]
-    counts = np.bincount(flat.ravel(), minlength=layers * num_experts)
-    return counts.reshape(layers, num_experts).astype(np.float64)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from bench.models.streams import Stream
+from hetero_scheduler.trace import load_entropies
 
 _WINDOWS_AT_ONCE = 64
 
@@ -56,8 +57,8 @@ def evaluate(model: Qwen3MoeForCausalLM, streams: Sequence[Stream], *, length: i
             load += chosen.cpu()
         losses[kind], tokens[kind] = total / count, count
     shares = load / load.sum(-1, keepdim=True)
-    entropy = -(shares * shares.clamp_min(1e-12).log()).sum(-1) / math.log(config.num_experts)
-    return Report(losses, tokens, entropy.tolist(), float(shares.max() * config.num_experts))
+    entropies = load_entropies(load.numpy()).tolist()
+    return Report(losses, tokens, entropies, float(shares.max() * config.num_experts))
 
 
 def _windows(tokens: np.ndarray, length: int) -> Tensor:

@@ -75,8 +75,9 @@ def _keep(
 ) -> TrainingReport:
     """Write the predictor and say what it is."""
     documents = {use: len(numbers) for use, numbers in asdict(trained.split).items()}
+    load_entropy = trace.load_entropy()
     notes: dict[str, Any] = {
-        "trace": asdict(info) | {"num_tokens": trace.num_tokens, "load_entropy": trace.load_entropy()},
+        "trace": asdict(info) | {"num_tokens": trace.num_tokens, "load_entropy": load_entropy},
         "documents": documents,
         "training": asdict(options),
         "recall": [asdict(recall) for recall in recalls],
@@ -88,7 +89,7 @@ def _keep(
         num_parameters=sum(math.prod(p.shape) for model in trained.models for p in model.parameters()),
         num_tokens=trace.num_tokens,
         num_documents=documents,
-        load_entropy=trace.load_entropy(),
+        load_entropy=load_entropy,
         decoding=info.decoding,
         by_chance=trace.top_k / trace.num_experts,
         recalls=recalls,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero_scheduler.trace import Trace
+from hetero_scheduler.trace import Trace, count_uses
 
 
 class RoutingFacts(NamedTuple):
@@ -24,11 +24,11 @@ class RoutingFacts(NamedTuple):
         """Facts of `trace`. Persistence is 0 when no document has two tokens."""
         is_first = np.zeros(trace.num_tokens, dtype=bool)
         is_first[trace.bounds[:-1]] = True
-        again, chance = [], []
+        again = []
         for layer in range(trace.num_layers):
             chosen = trace.topk[:, layer]  # [T, K]
             is_again = (chosen[1:, :, None] == chosen[:-1, None, :]).any(axis=-1)[~is_first[1:]]
             again.append(float(is_again.mean()) if is_again.size else 0.0)
-            used = np.bincount(chosen.ravel(), minlength=trace.num_experts) / trace.num_tokens  # [E]
-            chance.append(float((used**2).sum() / trace.top_k))
-        return cls(trace.load_entropy(), float(np.mean(again)), float(np.mean(chance)))
+        used = count_uses(trace.topk, trace.num_experts) / trace.num_tokens  # [L, E]
+        by_chance = (used**2).sum(axis=1).mean() / trace.top_k
+        return cls(trace.load_entropy(), float(np.mean(again)), float(by_chance))

@@ -56,9 +56,18 @@ class Trace:
 
     def load_entropy(self) -> float:
         """Entropy of the experts' load over log E, mean over layers: 1 is a perfectly even load."""
-        entropies = []
-        for layer in range(self.num_layers):
-            counts = np.bincount(self.topk[:, layer].reshape(-1), minlength=self.num_experts)
-            share = counts[counts > 0] / counts.sum()
-            entropies.append(float(-(share * np.log(share)).sum() / np.log(self.num_experts)))
-        return float(np.mean(entropies))
+        return float(load_entropies(count_uses(self.topk, self.num_experts)).mean())
+
+
+def count_uses(topk: npt.NDArray[np.integer], num_experts: int) -> npt.NDArray[np.float64]:
+    """The experts' load: how often each was chosen. `[tokens, layers, top_k]` to `[layers, E]`"""
+    rows = [np.bincount(topk[:, layer].reshape(-1), minlength=num_experts) for layer in range(topk.shape[1])]
+    return np.array(rows, dtype=np.float64)
+
+
+def load_entropies(load: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Entropy of each layer's load over log E, 0 where nothing was used. `[layers, E]` to `[layers]`"""
+    share = load / np.maximum(load.sum(axis=1, keepdims=True), 1)
+    logs = np.log(share, out=np.zeros_like(share), where=share > 0)
+    entropies: npt.NDArray[np.float64] = -(share * logs).sum(axis=1) / np.log(load.shape[1])
+    return entropies

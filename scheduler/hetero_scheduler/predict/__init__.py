@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetero_scheduler.predict.base import Forecast, Predictor
 from hetero_scheduler.predict.routing import RouterShape
-from hetero_scheduler.trace import Trace
+from hetero_scheduler.trace import Trace, count_uses
 
 PREDICTORS = ("none", "frequency", "static_frequency", "persistence", "first_order", "oracle")
 """Predictors that need no training beyond counting; `oracle` only makes sense on its own trace."""
@@ -53,9 +53,9 @@ def _make_from_trace(
     name: str, shape: RouterShape, *, horizon: int, num_groups: int, trace: Trace
 ) -> Predictor:
     if name == "static_frequency":
-        from hetero_scheduler.predict.frequency import Frequency, count_uses
+        from hetero_scheduler.predict.frequency import Frequency
 
-        counts = count_uses(trace)
+        counts = count_uses(trace.topk, trace.num_experts)
         return Frequency(shape, horizon=horizon, num_groups=num_groups, counts=counts, is_running=False)
     if name == "first_order":
         from hetero_scheduler.predict.first_order import FirstOrder, learn_transitions

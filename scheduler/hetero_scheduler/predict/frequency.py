@@ -8,7 +8,6 @@ import numpy.typing as npt
 from hetero_scheduler.predict.base import Probabilities
 from hetero_scheduler.predict.next_step import NextStepPredictor
 from hetero_scheduler.predict.routing import RouterShape, chosen_experts
-from hetero_scheduler.trace import Trace
 
 
 class Frequency(NextStepPredictor):
@@ -51,12 +50,3 @@ class Frequency(NextStepPredictor):
         even = np.full_like(counts, 1.0 / self.shape.num_experts)
         expected = np.divide(counts, total, out=even, where=total > 0).astype(np.float32)
         return np.repeat(expected[None], self.horizon, axis=0)
-
-
-def count_uses(trace: Trace) -> npt.NDArray[np.float64]:
-    """Uses of each expert in `trace`. `[L, E]`"""
-    rows = [
-        np.bincount(trace.topk[:, i].reshape(-1), minlength=trace.num_experts)
-        for i in range(trace.num_layers)
-    ]
-    return np.array(rows, dtype=np.float64)

@@ -112,26 +112,12 @@ class SimulationResult:
         return {**scenario, **machine, **found, **asdict(self.counts)}
 
 
-def load_entropy(topk: npt.NDArray[np.integer], num_experts: int) -> float:
-    """Entropy of the experts' load over log E, mean over layers. `topk`: `[tokens, layers, top_k]`"""
-    share = _load(topk, num_experts) / topk[:, 0].size
-    logs = np.log(share, out=np.zeros_like(share), where=share > 0)
-    return float(-(share * logs).sum(axis=1).mean() / np.log(num_experts))
-
-
-def static_hit_rate(topk: npt.NDArray[np.integer], pools: list[range], *, num_experts: int) -> float:
+def static_hit_rate(load: npt.NDArray[np.float64], pools: list[range]) -> float:
     """Hits of the best cache that never changes.
 
-    `topk`: `[tokens, layers, top_k]`; `pools`: slots that each layer may use.
+    `load`: uses of each expert, `[layers, experts]`; `pools`: slots that each layer may use.
     """
-    load = _load(topk, num_experts)
     is_shared = len(set(pools)) == 1
     parts = [load.reshape(-1)] if is_shared else list(load)
     kept = sum(np.sort(part)[::-1][: len(pool)].sum() for part, pool in zip(parts, pools, strict=False))
     return float(kept / load.sum())
-
-
-def _load(topk: npt.NDArray[np.integer], num_experts: int) -> npt.NDArray[np.float64]:
-    """Uses of each expert. `[layers, experts]`"""
-    rows = [np.bincount(topk[:, layer].reshape(-1), minlength=num_experts) for layer in range(topk.shape[1])]
-    return np.array(rows, dtype=np.float64)

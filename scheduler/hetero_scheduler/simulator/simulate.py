@@ -8,11 +8,11 @@ from hetero_scheduler.predict import Predictor
 from hetero_scheduler.simulator.fast import replay_cache
 from hetero_scheduler.simulator.policies import check_names, make_policies, needs_forecast
 from hetero_scheduler.simulator.replay import Replay
-from hetero_scheduler.simulator.result import Counts, SimulationResult, load_entropy, static_hit_rate
+from hetero_scheduler.simulator.result import Counts, SimulationResult, static_hit_rate
 from hetero_scheduler.simulator.scenario import Scenario, pool_ranges
 from hetero_scheduler.simulator.use_scores import FAST_POLICIES, use_scores
 from hetero_scheduler.slots import SlotMachine
-from hetero_scheduler.trace import Trace
+from hetero_scheduler.trace import Trace, count_uses, load_entropies
 
 
 def simulate(
@@ -36,16 +36,15 @@ def simulate(
         counts = _count_cache_only(trace, scenario, slots, first)
     else:
         counts = _count_by_reference(trace, scenario, slots, first, predictor)
-    counted = trace.topk[first:]
-    pools = pool_ranges(slots, scenario.pool)
+    load = count_uses(trace.topk[first:], trace.num_experts)
     return SimulationResult(
         scenario=scenario,
         tokens=trace.num_tokens - first,
         num_layers=trace.num_layers,
         num_slots=sum(slots),
         counts=counts,
-        static_hit_rate=static_hit_rate(counted, pools, num_experts=trace.num_experts),
-        load_entropy=load_entropy(counted, trace.num_experts),
+        static_hit_rate=static_hit_rate(load, pool_ranges(slots, scenario.pool)),
+        load_entropy=float(load_entropies(load).mean()),
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from hetero_scheduler.predict import PREDICTORS, Forecast, RouterShape, make_predictor
 from hetero_scheduler.predict.first_order import FirstOrder, learn_transitions
-from hetero_scheduler.predict.frequency import Frequency, count_uses
+from hetero_scheduler.predict.frequency import Frequency
 from hetero_scheduler.predict.oracle import Oracle
 from hetero_scheduler.predict.routing import chosen_experts, shares
-from hetero_scheduler.trace import Trace
+from hetero_scheduler.trace import Trace, count_uses
 
 SHAPE = RouterShape(num_layers=5, num_experts=6, top_k=2)
 
@@ -90,7 +90,7 @@ def test_the_oracle_tells_the_trace_and_stops_at_the_documents_end(trace: Trace)
 
 
 def test_running_frequency_adds_to_what_was_known(trace: Trace) -> None:
-    counts = count_uses(trace)
+    counts = count_uses(trace.topk, trace.num_experts)
     assert counts.sum() == 20 * 5 * 2
     said = whole_step(Frequency(SHAPE, num_groups=1, counts=counts), trace, 0)
     seen = counts.copy()
