@@ -138,9 +138,8 @@ class PathChoice:
             self._num_started += 1
             if self._chosen is not None:
                 return self._chosen
-            is_first_half = self._num_started <= self._num_probes
             is_second_half = self._num_probes < self._num_started <= 2 * self._num_probes
-            return ReadPath.DIRECT if is_first_half or not is_second_half else ReadPath.BUFFERED
+            return ReadPath.BUFFERED if is_second_half else ReadPath.DIRECT
 
     def refuse_direct(self) -> None:
         """From now on, everything is buffered."""

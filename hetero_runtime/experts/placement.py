@@ -69,14 +69,16 @@ def _fit(moved: torch.Tensor, numbers: torch.Tensor, first: int) -> Placement | 
     """The strides at which `numbers` (from `first` on, row-major) lie in `moved`."""
     shape = tuple(numbers.shape)
     start = _position(moved, first)
+    if start is None:
+        return None
     strides = []
     for size, step in zip(shape, contiguous_strides(shape), strict=True):
-        neighbour = _position(moved, first + step) if size > 1 else None
-        if start is None or (size > 1 and neighbour is None):
+        neighbour = _position(moved, first + step) if size > 1 else start + step
+        if neighbour is None:
             return None
-        strides.append(neighbour - start if neighbour is not None else step)
-    last = (start or 0) + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if start is None or min((*strides, 0)) < 0 or last >= moved.numel():
+        strides.append(neighbour - start)
+    last = start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if min((*strides, 0)) < 0 or last >= moved.numel():
         return None
     is_found = torch.equal(moved.as_strided(shape, strides, start), numbers)
     return Placement(shape, tuple(strides), start) if is_found else None
