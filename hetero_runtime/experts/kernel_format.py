@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hetero_gpu.experts.layout import Bias, ExpertFormat, Gate, Matrix, Scales
+from hetero_gpu.experts.reference import apply_gate
 from hetero_runtime.experts.formats import SCALE_SUFFIX, WeightForm
 from hetero_runtime.experts.record import Field, RecordLayout
 
@@ -88,15 +89,6 @@ def _gate(module: Any) -> Gate:
             Gate("gpt_oss", is_interleaved=True, limit=limit, alpha=alpha),
         ]
     for gate in candidates:
-        if torch.allclose(_apply(gate, probe), expected, rtol=1e-5, atol=1e-6):
+        if torch.allclose(apply_gate(probe, gate), expected, rtol=1e-5, atol=1e-6):
             return gate
     raise UnreadableError(f"the gate function of {type(module).__name__} has no fused kernel")
-
-
-def _apply(gate: Gate, x: torch.Tensor) -> torch.Tensor:
-    g, u = (x[..., ::2], x[..., 1::2]) if gate.is_interleaved else x.chunk(2, dim=-1)
-    if gate.limit:
-        g, u = g.clamp(max=gate.limit), u.clamp(-gate.limit, gate.limit)
-    if gate.function == "gpt_oss":
-        return g * torch.sigmoid(gate.alpha * g) * (u + 1)
-    return g * torch.sigmoid(g) * u
