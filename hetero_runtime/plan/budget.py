@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero_runtime.config.tree import MemoryConfig
-from hetero_runtime.plan.demand import PHASES, Phase, Row, Tier
+from hetero_runtime.plan.demand import PHASES, TIERS, Phase, Row, Tier
 from hetero_runtime.plan.hardware import Hardware
 
 _RESERVE_SHARE = 0.05
@@ -41,24 +41,27 @@ class Budgets:
         """Bytes allowed on `tier`."""
         return self.device if tier == "device" else self.host
 
+    def counted(self, rows: Iterable[Row], tier: Tier) -> list[Row]:
+        """Those of `rows` that count against `tier`."""
+        counts_all = self.is_shared and tier == "host"
+        return [row for row in rows if counts_all or row.tier == tier]
+
     def used(self, rows: Iterable[Row], tier: Tier, phase: Phase) -> int:
         """Bytes of `rows` that count against `tier` in `phase`."""
-        counts_all = self.is_shared and tier == "host"
-        return sum(row.at(phase) for row in rows if counts_all or row.tier == tier)
+        return sum(row.at(phase) for row in self.counted(rows, tier))
 
     def shortages(self, rows: Sequence[Row]) -> list[Shortage]:
         """Where `rows` take more than is allowed; empty when they fit."""
-        tiers: tuple[Tier, ...] = ("device", "host")
         found = (
             Shortage(tier, phase, self.used(rows, tier, phase), self.limit(tier))
-            for tier in tiers
+            for tier in TIERS
             for phase in PHASES
         )
         return [shortage for shortage in found if shortage.missing > 0]
 
     def room(self, rows: Sequence[Row]) -> int:
         """Bytes that are left in every phase for one more row on the device; negative: too many already."""
-        tiers: tuple[Tier, ...] = ("device", "host") if self.is_shared else ("device",)
+        tiers = TIERS if self.is_shared else ("device",)
         return min(self.limit(tier) - self.used(rows, tier, phase) for tier in tiers for phase in PHASES)
 
 

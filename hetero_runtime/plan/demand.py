@@ -14,6 +14,7 @@ from hetero_runtime.config.tree import Dtype, ResolvedConfig
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
 Tier = Literal["device", "host"]
+TIERS: tuple[Tier, ...] = ("device", "host")
 Phase = Literal["load", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("load", "prefill", "decode")
 

@@ -46,7 +46,6 @@ def make_plan(geometry: Geometry, config: ResolvedConfig, hardware: Hardware) ->
     """
     budgets = Budgets(config.memory.gpu, config.memory.host, is_shared=config.device == "cpu")
     rows = (*fixed_rows(geometry, Demand.of(config)), slab_row(geometry, config.memory.slabs))
-    shortages = budgets.shortages(rows)
-    if shortages:
-        raise BudgetError(explain(geometry, config, hardware, rows=rows, shortages=shortages))
+    if budgets.shortages(rows):
+        raise BudgetError(explain(geometry, config, hardware, budgets=budgets, rows=rows))
     return MemoryPlan(geometry, config, hardware, rows, budgets)

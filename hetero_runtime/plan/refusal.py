@@ -9,7 +9,7 @@ from typing import Literal
 from hetero_runtime.config.sizes import format_size
 from hetero_runtime.config.tree import ResolvedConfig
 from hetero_runtime.plan.budget import Budgets, Shortage, auto_bytes
-from hetero_runtime.plan.demand import Demand, Row, Tier, fixed_rows
+from hetero_runtime.plan.demand import TIERS, Demand, Row, Tier, fixed_rows
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import fit_slabs, least_slabs, slab_row
@@ -31,12 +31,12 @@ def explain(
     config: ResolvedConfig,
     hardware: Hardware,
     *,
+    budgets: Budgets,
     rows: Sequence[Row],
-    shortages: Sequence[Shortage],
 ) -> str:
-    """The message of the refusal: what each tier lacks, then what would fit."""
-    budgets = Budgets(config.memory.gpu, config.memory.host, is_shared=config.device == "cpu")
-    worst = [max(group, key=lambda s: s.missing) for group in _by_tier(shortages, budgets)]
+    """Why `rows` are refused, which exceed `budgets`: what each tier lacks, then what would fit."""
+    shortages = _by_tier(budgets.shortages(rows), budgets)
+    worst = [max(group, key=lambda s: s.missing) for group in shortages]
     changes = [
         *_smaller_settings(geometry, config, budgets),
         *_larger_budgets(worst, hardware, config),
@@ -50,8 +50,7 @@ def explain(
 
 def _by_tier(shortages: Sequence[Shortage], budgets: Budgets) -> list[list[Shortage]]:
     """Shortages of each tier that has any. Where one memory is both, the same lack is told once."""
-    tiers: list[Tier] = ["device", "host"]
-    groups = [[s for s in shortages if s.tier == tier] for tier in tiers]
+    groups = [[s for s in shortages if s.tier == tier] for tier in TIERS]
     if budgets.is_shared and groups[1]:
         groups = groups[1:]
     return [group for group in groups if group]
@@ -63,8 +62,7 @@ def _memory(tier: Tier, config: ResolvedConfig) -> str:
 
 def _line(shortage: Shortage, rows: Sequence[Row], budgets: Budgets) -> str:
     """`device, decode: needs 26.1 GiB of 22.4 GiB allowed, 3.7 GiB too much (slabs 20.0 GiB, ...).`"""
-    counts_all = budgets.is_shared and shortage.tier == "host"
-    mine = [row for row in rows if row.tier == shortage.tier or counts_all]
+    mine = budgets.counted(rows, shortage.tier)
     largest = sorted(mine, key=lambda row: -row.at(shortage.phase))[:4]
     parts = ", ".join(f"{row.name} {format_size(row.at(shortage.phase))}" for row in largest)
     return (

@@ -9,11 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hetero_runtime.config.sizes import format_size
-from hetero_runtime.plan.demand import PHASES, Row, Tier
+from hetero_runtime.plan.demand import PHASES, TIERS, Row, Tier
 from hetero_runtime.plan.geometry import ITEMSIZE
 from hetero_runtime.plan.planner import MemoryPlan
-
-_TIERS: tuple[Tier, ...] = ("device", "host")
 
 
 def render_plan(plan: MemoryPlan) -> RenderableType:
@@ -23,7 +21,7 @@ def render_plan(plan: MemoryPlan) -> RenderableType:
     for phase in PHASES:
         table.add_column(phase, justify="right")
     table.add_column("")
-    for tier in _TIERS:
+    for tier in TIERS:
         table.add_section()
         table.add_row(f"[bold]{_tier_title(plan, tier)}[/]")
         for row in plan.rows:
@@ -57,8 +55,8 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
             {"name": row.name, "tier": row.tier, **{f"{phase}_bytes": row.at(phase) for phase in PHASES}}
             for row in plan.rows
         ],
-        "used_bytes": {tier: {phase: plan.used_bytes(tier, phase) for phase in PHASES} for tier in _TIERS},
-        "allowed_bytes": {tier: plan.budgets.limit(tier) for tier in _TIERS},
+        "used_bytes": {tier: {phase: plan.used_bytes(tier, phase) for phase in PHASES} for tier in TIERS},
+        "allowed_bytes": {tier: plan.budgets.limit(tier) for tier in TIERS},
         "ram_total_bytes": plan.hardware.ram_total_bytes,
         "ram_available_bytes": plan.hardware.ram_available_bytes,
         "gpu_total_bytes": plan.hardware.gpu.total_bytes if plan.hardware.gpu else 0,
