@@ -20,6 +20,8 @@ Value = float | int | str | bool | None
 EXPERT_BYTES = 9_437_184
 """The expert that findings reckon with: one of Qwen3-30B-A3B in bf16, 3 matrices of 2048 × 768."""
 EXPERT = "an expert of 9.4 MB"
+BANK_GB = 60
+"""The bank that findings reckon with: all experts of that model, in 10^9 bytes, rounded."""
 GIB = 1 << 30
 
 

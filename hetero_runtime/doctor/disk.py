@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetero_runtime.doctor.base import EXPERT, Finding, expert_ms
+from hetero_runtime.doctor.base import BANK_GB, EXPERT, Finding, expert_ms
 
 BLOCK_BYTES = 4 << 20
 _THREADS = 8
 _SAMPLE_BYTES = 256 << 20
 _MOST_SECONDS = 2.0
 _SLOW_GB_S = 0.5
-_BANK_GB = 60
 
 
 def check(folder: Path) -> list[Finding]:
@@ -104,6 +103,6 @@ def _measure(file: Path, place: Path) -> Finding:
         )
         return Finding("disk, direct", None, "", "warn", meaning)
     meaning = (
-        f"{_BANK_GB} GB of experts load in {_BANK_GB / gb_s:.0f} s; {EXPERT} takes {expert_ms(gb_s):.1f} ms"
+        f"{BANK_GB} GB of experts load in {BANK_GB / gb_s:.0f} s; {EXPERT} takes {expert_ms(gb_s):.1f} ms"
     )
     return Finding("disk, direct", round(gb_s, 2), "GB/s", "warn" if gb_s < _SLOW_GB_S else "ok", meaning)

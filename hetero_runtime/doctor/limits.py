@@ -8,11 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from hetero_runtime.doctor.base import EXPERT_BYTES, GIB, Finding, num_experts
+from hetero_runtime.doctor.base import BANK_GB, EXPERT_BYTES, GIB, Finding, num_experts
 from hetero_runtime.plan.cgroup import read_limits
 
 _SMALL_PAGE_BYTES = 4096
-_BANK_GB = 60
 
 
 def check(folder: Path) -> list[Finding]:
@@ -63,13 +62,13 @@ def judge_huge_pages(root: Path) -> list[Finding]:
     """Whether the bank gets huge pages, from `root`/sys and `root`/proc."""
     file = root / "sys/kernel/mm/transparent_hugepage/enabled"
     mode = _chosen(file.read_text()) if file.exists() else "absent"
-    pages = int(_BANK_GB * 1e9 / _SMALL_PAGE_BYTES / 1e6)
+    pages = int(BANK_GB * 1e9 / _SMALL_PAGE_BYTES / 1e6)
     if mode in ("madvise", "always"):
         meaning = "the bank asks for huge pages and gets them where memory is not fragmented"
         found = Finding("huge pages", mode, "", "ok", meaning)
     else:
         meaning = (
-            f"a bank of {_BANK_GB} GB is {pages} million small pages: slower to fill, register and read; "
+            f"a bank of {BANK_GB} GB is {pages} million small pages: slower to fill, register and read; "
             "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root changes it"
         )
         found = Finding("huge pages", mode, "", "warn", meaning)

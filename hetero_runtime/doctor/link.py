@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetero_gpu.link import LinkFacts, measure_link
-from hetero_runtime.doctor.base import EXPERT, EXPERT_BYTES, Finding, Status, expert_ms
+from hetero_runtime.doctor.base import BANK_GB, EXPERT, EXPERT_BYTES, Finding, Status, expert_ms
 
 _NARROW_GB_S = 6.0  # below PCIe 3 × 8: a miss costs more than most layers compute
-_BANK_GB = 60
 
 
 def check(folder: Path) -> list[Finding]:
@@ -70,7 +69,7 @@ def _device_copy(gb_s: float | None) -> list[Finding]:
 def _registration(gb_s: float | None) -> list[Finding]:
     if gb_s is None:
         return []
-    meaning = f"registering a bank of {_BANK_GB} GB with CUDA adds {_BANK_GB / gb_s:.1f} s to loading"
+    meaning = f"registering a bank of {BANK_GB} GB with CUDA adds {BANK_GB / gb_s:.1f} s to loading"
     return [_rate("registration", gb_s, "ok", meaning)]
 
 
