@@ -10,7 +10,6 @@ The parts between the two projections carry the names of mamba_ssm's backbone: `
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -113,15 +112,3 @@ class GroupModel(nn.Module):
         shape = self.shape
         logits: Tensor = self.head(self.dropout(self.norm_f(hidden)))
         return logits.reshape(*logits.shape[:-1], shape.num_layers, shape.num_experts)
-
-
-def layer_groups(num_layers: int, num_groups: int = 2) -> tuple[range, ...]:
-    """The model's layers in `num_groups` runs; each run is predicted once its last layer has routed.
-
-    Two, the default, are triggered after L/2 and L layers (SeqMoE §9.1). Raises ValueError when there are
-    more groups than layers.
-    """
-    if not 1 <= num_groups <= num_layers:
-        raise ValueError(f"{num_layers} layers do not divide into {num_groups} groups")
-    ends = [round(num_layers * group / num_groups) for group in range(num_groups + 1)]
-    return tuple(range(first, last) for first, last in itertools.pairwise(ends))

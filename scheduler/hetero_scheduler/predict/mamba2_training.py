@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
-from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.predict.recall import Recall, find_origins, measure_recall, recall_at
+from hetero_scheduler.predict.routing import layer_groups
 from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress, train_group
 from hetero_scheduler.predict.training_data import HELD_OUT, DocumentSplit, GroupData, split_documents
 from hetero_scheduler.trace import Trace

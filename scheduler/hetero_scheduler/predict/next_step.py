@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero_scheduler.predict.base import Forecast, Predictor, Probabilities
-from hetero_scheduler.predict.routing import RouterShape
+from hetero_scheduler.predict.routing import RouterShape, layer_groups
 
 
 class NextStepPredictor(Predictor):
@@ -27,11 +26,9 @@ class NextStepPredictor(Predictor):
         """Raises ValueError when `horizon` is not positive or there are more groups than layers."""
         if horizon < 1:
             raise ValueError(f"horizon is {horizon}; at least 1 step is needed")
-        if not 1 <= num_groups <= shape.num_layers:
-            raise ValueError(f"{shape.num_layers} layers do not divide into {num_groups} groups")
         self.shape, self.horizon = shape, horizon
-        ends = [round(shape.num_layers * group / num_groups) for group in range(num_groups + 1)]
-        self._group_of_last = {end - 1: range(start, end) for start, end in pairwise(ends)}
+        groups = layer_groups(shape.num_layers, num_groups)
+        self._group_of_last = {group.stop - 1: group for group in groups}
         self._step = self._layer = -1
 
     def observe(

@@ -1,7 +1,8 @@
-"""What a router's word on one token says of its experts, as arrays."""
+"""A model's routing: its sizes, its groups of layers, and what a router says of one token, as arrays."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,18 @@ class RouterShape(NamedTuple):
     num_layers: int
     num_experts: int
     top_k: int
+
+
+def layer_groups(num_layers: int, num_groups: int = 2) -> tuple[range, ...]:
+    """The model's layers in `num_groups` runs; each run is predicted once its last layer has routed.
+
+    Two, the default, are triggered after L/2 and L layers (SeqMoE §9.1). Raises ValueError when there are
+    more groups than layers.
+    """
+    if not 1 <= num_groups <= num_layers:
+        raise ValueError(f"{num_layers} layers do not divide into {num_groups} groups")
+    ends = [round(num_layers * group / num_groups) for group in range(num_groups + 1)]
+    return tuple(range(first, last) for first, last in pairwise(ends))
 
 
 def chosen_experts(router_logits: npt.NDArray[np.floating], top_k: int) -> npt.NDArray[np.intp]:

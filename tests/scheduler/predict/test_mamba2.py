@@ -9,7 +9,8 @@ import torch
 from hetero_scheduler.predict.base import Forecast
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
-from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, layer_groups
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+from hetero_scheduler.predict.routing import layer_groups
 from hetero_scheduler.trace import Trace
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
