@@ -10,6 +10,7 @@ import psutil
 
 from hetero_runtime.doctor.base import BANK_GB, EXPERT_BYTES, GIB, Finding, num_experts
 from hetero_runtime.plan.cgroup import read_limits
+from hetero_runtime.plan.hardware import detect
 
 _SMALL_PAGE_BYTES = 4096
 
@@ -18,19 +19,19 @@ def check(folder: Path) -> list[Finding]:
     """Memory and its limits on this machine."""
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_endless = locked == resource.RLIM_INFINITY
+    swap = psutil.swap_memory()
     return [
         *_memory(),
         judge_memlock(None if is_endless else locked),
         *judge_huge_pages(Path("/")),
-        judge_swap(psutil.swap_memory().total, psutil.swap_memory().used),
+        judge_swap(swap.total, swap.used),
         *judge_wsl(Path("/")),
     ]
 
 
 def _memory() -> list[Finding]:
-    limits, machine = read_limits(), psutil.virtual_memory()
-    free = min(machine.available, limits.memory_free_bytes or machine.available)
-    return judge_memory(free, total=machine.total, limit=limits.memory_bytes)
+    free = detect("cpu").ram_available_bytes  # what a plan would find
+    return judge_memory(free, total=psutil.virtual_memory().total, limit=read_limits().memory_bytes)
 
 
 def judge_memory(free: int, *, total: int, limit: int | None) -> list[Finding]:
