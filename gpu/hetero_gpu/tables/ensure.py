@@ -89,14 +89,9 @@ def ensure(tables: DeviceTables, layer: int, top_k_index: torch.Tensor) -> torch
         EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
         POLICY=EVICTION_POLICIES.index(tables.policy),
         HALF_LIFE=tables.half_life,
-        num_warps=_num_warps(tables.num_slots),
+        num_warps=tables.num_warps,
     )
     return tables.slot_of_pair[:num_pairs].view(top_k_index.shape)
-
-
-def _num_warps(num_slots: int) -> int:
-    """Sixteen slots a thread at most, so that all of them fit in registers."""
-    return 4 if num_slots <= 2048 else 8 if num_slots <= 4096 else 16
 
 
 @triton.jit(do_not_specialize=["error_address", "pause_address", "layer"])  # type: ignore[untyped-decorator]

@@ -69,7 +69,7 @@ def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, reg
         NUM_LAYERS=tables.num_layers,
         NUM_EXPERTS=tables.num_experts,
         SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
-        num_warps=4 if tables.num_slots <= 2048 else 8 if tables.num_slots <= 4096 else 16,
+        num_warps=tables.num_warps,
     )
 
 

@@ -93,6 +93,11 @@ class DeviceTables:
     def _full(self, shape: tuple[int, ...], dtype: torch.dtype, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
+    @property
+    def num_warps(self) -> int:
+        """Of a kernel that holds all slots: sixteen a thread at most, so that they fit in registers."""
+        return 4 if self.num_slots <= 2048 else 8 if self.num_slots <= 4096 else 16
+
     def attach(self, region: ControlRegion) -> None:
         """Report errors and pauses in `region`; before anything is captured or a worker starts."""
         region.restart(int(self.num_emitted.item()))
