@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hetero_gpu.control.copy_engine import CopyEngine
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.region import ControlRegion, Landed, Word
 
 if TYPE_CHECKING:
-    from hetero_gpu.control.worker import CopyEngine, PrefetchWorker
+    from hetero_gpu.control.worker import PrefetchWorker
 
 __all__ = ["ControlRegion", "CopyEngine", "Landed", "PrefetchWorker", "TableError", "Word"]
 
 
 def __getattr__(name: str) -> object:
     """numba, which the worker needs, takes a while to import; tables without prefetch do without it."""
-    if name in ("CopyEngine", "PrefetchWorker"):
-        from hetero_gpu.control import worker
+    if name == "PrefetchWorker":
+        from hetero_gpu.control.worker import PrefetchWorker
 
-        return getattr(worker, name)
+        return PrefetchWorker
     raise AttributeError(name)

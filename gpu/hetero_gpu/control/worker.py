@@ -17,8 +17,6 @@ from hetero_gpu.control.copy_loop import BAD_TASK, STUCK_COPY, Wiring, compile_l
 from hetero_gpu.control.region import ControlRegion, Word
 from hetero_gpu.slabs import SlabPool
 
-__all__ = ["CopyEngine", "PrefetchWorker"]
-
 _JOIN_S = 15.0
 """More than the loop itself waits for its last copies."""
 _POLL_S = 1e-4
