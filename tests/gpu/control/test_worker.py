@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
+def make() -> Iterator[Callable[..., Device]]:
     devices: list[Device] = []
 
     def factory(**options: int) -> Device:
