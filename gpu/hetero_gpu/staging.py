@@ -20,9 +20,6 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Block until the stream has passed it."""
 
-    def query(self) -> bool:
-        """Whether the stream has passed it."""
-
 
 class Link(Protocol):
     """Pinned memory and asynchronous copies from it."""
