@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -103,12 +104,7 @@ def _link_limit(measured: Measured, link_gb_s: float | None) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure case by case; what was measured is written even when a later case fails."""
     options = parse(arguments, __doc__)
-    geometry = geometry_of(options)
-    folder = ensure_checkpoint(options.checkpoint, geometry)
-    routing = RecordedRouting.load(options.routing).laid_over(
-        layers=geometry.layers, experts=geometry.experts, top_k=geometry.top_k
-    )
-    plan = Plan(folder, options.device, options.tokens, options.prompt, options.runs)
+    plan, routing, geometry = prepare(options)
     link_gb_s = measure_link().pinned if options.device == "cuda" else None
     deadline = time.monotonic() + options.seconds
     done: list[Measured] = []
@@ -145,6 +141,25 @@ def parse(arguments: Sequence[str] | None, description: str | None) -> argparse.
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     add_geometry(parser)
     return parser.parse_args(arguments)
+
+
+class Prepared(NamedTuple):
+    """What a decode bench measures with. `routing`: `[tokens, layers, top_k]`."""
+
+    plan: Plan
+    routing: Experts
+    geometry: RandomGeometry
+
+
+def prepare(options: argparse.Namespace) -> Prepared:
+    """The checkpoint of those options, written unless it is there, and the recorded routing laid over it."""
+    geometry = geometry_of(options)
+    folder = ensure_checkpoint(options.checkpoint, geometry)
+    routing = RecordedRouting.load(options.routing).laid_over(
+        layers=geometry.layers, experts=geometry.experts, top_k=geometry.top_k
+    )
+    plan = Plan(folder, options.device, options.tokens, options.prompt, options.runs)
+    return Prepared(plan, routing, geometry)
 
 
 def free_device() -> None:

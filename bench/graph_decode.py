@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.decode_case import Case, Measured, Plan, measure_case
-from bench.eager_decode import free_device, parse
+from bench.decode_case import Case, Measured, measure_case
+from bench.eager_decode import free_device, parse, prepare
 from bench.harness import ResultFile, Row
-from bench.models.random_checkpoint import ensure_checkpoint, geometry_of
-from bench.routing import RecordedRouting, RoutingFacts
+from bench.routing import RoutingFacts
 from hetero_gpu.link import measure_link
 
 DEVICE = "cuda"
@@ -71,12 +70,7 @@ def _offload_rows(measured: Measured, link_gb_s: float) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure case by case; what was measured is written even when a later case fails."""
     options = parse(arguments, __doc__)
-    geometry = geometry_of(options)
-    folder = ensure_checkpoint(options.checkpoint, geometry)
-    routing = RecordedRouting.load(options.routing).laid_over(
-        layers=geometry.layers, experts=geometry.experts, top_k=geometry.top_k
-    )
-    plan = Plan(folder, options.device, options.tokens, options.prompt, options.runs)
+    plan, routing, geometry = prepare(options)
     done: list[Measured] = []
     try:
         for case in CASES:
