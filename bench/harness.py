@@ -110,11 +110,16 @@ class ResultFile:
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
             rows=tuple(rows),
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{bench}.json"
-        path.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n", encoding="utf-8")
+        path = result.save(folder)
         result.print_table()
         print(json.dumps(dataclasses.asdict(result)))
+        return path
+
+    def save(self, folder: Path) -> Path:
+        """Write `folder/bench.json` and return its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.bench}.json"
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
         return path
 
     @classmethod

@@ -6,8 +6,6 @@ numbers of its training run to `bench/results/bundled_model.json`.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -48,7 +46,7 @@ def publish(trained: Path, bundled: Path, results: Path) -> None:
         date=summary.date,
         rows=tuple(_rows(summary)),
     )
-    (results / "bundled_model.json").write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    result.save(results)
     result.print_table()
 
 
