@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,6 @@ from bench.load_rss import LoadMemory
 from bench.models.random_checkpoint import RandomGeometry, ensure_checkpoint
 from bench.routing import RecordedRouting
 
-SIZES = {
-    "--layers": 2,
-    "--hidden": 64,
-    "--experts": 16,
-    "--top-k": 2,
-    "--intermediate": 32,
-    "--heads": 4,
-    "--kv-heads": 2,
-    "--head-dim": 16,
-    "--vocab-size": 300,
-}
-WORDS = [str(word) for pair in SIZES.items() for word in pair]
 GEOMETRY = RandomGeometry(
     layers=2,
     hidden=64,
@@ -37,6 +26,7 @@ GEOMETRY = RandomGeometry(
     head_dim=16,
     vocab_size=300,
 )
+WORDS = [f"--{name.replace('_', '-')}={size}" for name, size in asdict(GEOMETRY).items()]
 
 
 @pytest.fixture(scope="module")
