@@ -12,6 +12,7 @@ from hetero_runtime.config.tree import (
     Config,
     ExecutionConfig,
     MemoryConfig,
+    Mode,
     ResolvedConfig,
     ResolvedCpu,
     ResolvedExecution,
@@ -82,7 +83,7 @@ def _device(config: Config, hardware: Hardware) -> Literal["cuda", "cpu"]:
     return "cuda"
 
 
-def _mode(execution: ExecutionConfig, device: Literal["cuda", "cpu"]) -> Literal["eager", "graph"]:
+def _mode(execution: ExecutionConfig, device: Literal["cuda", "cpu"]) -> Mode:
     """`auto` is eager in this version: equal to transformers in every bit. A captured step is many times
     faster, and sums in another order."""
     if execution.mode == "graph" and device == "cpu":

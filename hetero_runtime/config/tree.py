@@ -19,16 +19,22 @@ Positive = Annotated[int, Ge(1), "a whole number of 1 or more"]
 Fraction = Annotated[float, Gt(0), Le(1), "a number above 0, up to 1"]
 ByteSize = Annotated[int, Ge(0), "bytes, such as 8GiB, 12.5 GB or 8589934592"]
 
+Preset = Literal["auto", "lru", "seqmoe", "psr", "vismmoe"]
+Device = Literal["cuda", "cpu", "unified"]
+Mode = Literal["eager", "graph"]
+ExpertsFormat = Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pool = Literal["global", "per_layer"]
 Backing = Literal["ram", "mmap", "direct", "swap"]
+Isa = Literal["auto", "avx2", "avx512", "amx", "neon"]
+CpuBackend = Literal["torch", "native", "ktransformers"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     path: str | None = None
     """Folder of a Hugging Face safetensors checkpoint. null: the bundled model."""
-    experts: Literal["checkpoint", "bf16", "fp8", "int8", "int4"] = "checkpoint"
+    experts: ExpertsFormat = "checkpoint"
     """Format of the experts in the host bank. checkpoint: byte for byte as on disk."""
     dtype: Dtype | Auto = "auto"
     """Dtype of computation, of the non-expert weights and of the KV cache. auto: the checkpoint's."""
@@ -91,7 +97,7 @@ class MissesConfig:
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    mode: Literal["auto", "eager", "graph"] = "auto"
+    mode: Auto | Mode = "auto"
     """eager: driven by the host, equal to transformers in every bit. graph: decode as one CUDA graph, on the
     device alone; where a model cannot be captured it stays eager and says why."""
     compile: bool = False
@@ -106,9 +112,9 @@ class ExecutionConfig:
 class CpuConfig:
     threads: Positive | Auto = "auto"
     """Threads for computation on the CPU. auto: the physical cores this process may use."""
-    isa: Literal["auto", "avx2", "avx512", "amx", "neon"] = "auto"
+    isa: Isa = "auto"
     """Instruction set of the CPU kernels."""
-    backend: Literal["torch", "native", "ktransformers"] = "torch"
+    backend: CpuBackend = "torch"
     """Who computes experts on the CPU."""
 
 
@@ -134,10 +140,10 @@ class SpeculationConfig:
 class Config:
     """What the user wrote over the preset over the defaults; may still say `auto`."""
 
-    preset: Literal["auto", "lru", "seqmoe", "psr", "vismmoe"] = "auto"
+    preset: Preset = "auto"
     """A named set of the fields below; a field written beside it wins."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    device: Literal["auto", "cuda", "cpu", "unified"] = "auto"
+    device: Auto | Device = "auto"
     """Where the model computes. unified: GPU and CPU share one memory."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -155,7 +161,7 @@ class Config:
 class ResolvedModel:
     path: Path
     """Folder of the checkpoint."""
-    experts: Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
+    experts: ExpertsFormat
     dtype: Dtype
 
 
@@ -175,7 +181,7 @@ class ResolvedMemory:
 
 @dataclass(frozen=True)
 class ResolvedExecution:
-    mode: Literal["eager", "graph"]
+    mode: Mode
     compile: bool
     max_rows: int
     max_length: int
@@ -185,18 +191,18 @@ class ResolvedExecution:
 @dataclass(frozen=True)
 class ResolvedCpu:
     threads: int
-    isa: Literal["auto", "avx2", "avx512", "amx", "neon"]
+    isa: Isa
     """auto: the kernels choose by executing, not by what the CPU claims."""
-    backend: Literal["torch", "native", "ktransformers"]
+    backend: CpuBackend
 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
     """The tree with every `auto` decided for one machine and one model. Final."""
 
-    preset: Literal["auto", "lru", "seqmoe", "psr", "vismmoe"]
+    preset: Preset
     model: ResolvedModel
-    device: Literal["cuda", "cpu", "unified"]
+    device: Device
     memory: ResolvedMemory
     routing: RoutingConfig
     prediction: PredictionConfig

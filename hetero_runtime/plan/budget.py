@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hetero_runtime.config.tree import MemoryConfig
+from hetero_runtime.config.tree import Device, MemoryConfig
 from hetero_runtime.plan.demand import PHASES, TIERS, Phase, Row, Tier
 from hetero_runtime.plan.hardware import Hardware
 
@@ -65,9 +65,7 @@ class Budgets:
         return min(self.limit(tier) - self.used(rows, tier, phase) for tier in tiers for phase in PHASES)
 
 
-def make_budgets(
-    memory: MemoryConfig, hardware: Hardware, device: Literal["cuda", "cpu", "unified"]
-) -> Budgets:
+def make_budgets(memory: MemoryConfig, hardware: Hardware, device: Device) -> Budgets:
     """What `memory.gpu` and `memory.host` allow on this machine, never more than it has now.
 
     `auto` leaves a reserve of 5 % (0.25 to 2 GiB) for what no plan foresees: allocator fragmentation,

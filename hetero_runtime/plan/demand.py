@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetero_runtime.config.tree import Dtype, ResolvedConfig
+from hetero_runtime.config.tree import Device, Dtype, Mode, ResolvedConfig
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
 Tier = Literal["device", "host"]
@@ -56,13 +56,13 @@ class Row:
 class Demand:
     """The settings that fix everything but the slabs."""
 
-    device: Literal["cuda", "cpu", "unified"]
+    device: Device
     dtype: Dtype
     max_rows: int
     max_length: int
     pinned_prefix: int
     """First MoE layers whose experts all stay on the device."""
-    mode: Literal["eager", "graph"] = "eager"
+    mode: Mode = "eager"
     """graph: the KV cache is ours, of a fixed size."""
 
     @classmethod
