@@ -68,7 +68,7 @@ class SlabCache:
         self._copier, self._record = copier, record
         self._in_flight: dict[int, Transfer] = {}
         self._fetching: set[ExpertKey] = set()
-        self._last_read: dict[int, Fence] = {}
+        self._last_read = self._fence_all()  # before, the memory of the slabs may have been another tensor's
         self._stats = CacheStats()
 
     # ---- queries
@@ -176,8 +176,7 @@ class SlabCache:
         self._in_flight.clear()
         self.settle()
         take(self._machine, self._eviction)
-        fence = self._copier.fence()
-        self._last_read = {} if fence is None else dict.fromkeys(range(self._machine.num_slots), fence)
+        self._last_read = self._fence_all()
 
     def pin(self, key: ExpertKey) -> None:
         """Load `key` if need be and keep it for good (the pinned prefix)."""
@@ -192,6 +191,11 @@ class SlabCache:
         self._copier.synchronize()
 
     # ---- internals
+
+    def _fence_all(self) -> dict[int, Fence]:
+        """By slot: what the compute stream has been given until now."""
+        fence = self._copier.fence()
+        return {} if fence is None else dict.fromkeys(range(self._machine.num_slots), fence)
 
     def _land_or_drop(self, key: ExpertKey, *, is_needed: bool) -> None:
         slot = self._machine.slot(key)

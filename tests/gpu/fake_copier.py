@@ -30,6 +30,9 @@ class FakeCopier(Copier):
     def __init__(self) -> None:
         self.pending: list[FakeTransfer] = []
         self.num_submitted = 0
+        self.num_fences = 0
+        self.starts_after: list[Fence | None] = []
+        """The fence of each copy; fences are numbered from 1."""
         self.fail_next: Exception | None = None
 
     def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
@@ -38,6 +41,7 @@ class FakeCopier(Copier):
             raise error
         slab.fill_(0xEE)  # what is there is lost from now on
         self.num_submitted += 1
+        self.starts_after.append(after)
         self.pending.append(FakeTransfer(self, source, slab))
         return self.pending[-1]
 
@@ -49,7 +53,8 @@ class FakeCopier(Copier):
             self.arrive_next()
 
     def fence(self) -> Fence | None:
-        return None
+        self.num_fences += 1
+        return self.num_fences
 
     def stall_s(self) -> float:
         return 0.0

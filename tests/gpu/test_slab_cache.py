@@ -112,6 +112,16 @@ def test_settle_after_a_pass_that_was_given_up() -> None:
     assert rig.cache.stats().hits == 2
 
 
+def test_a_copy_starts_after_all_that_may_use_its_slab() -> None:
+    rig = Rig(1)
+    rig.execute(*keys(0, 0))  # after what was submitted before the cache was made; its release is fence 2
+    rig.execute(*keys(0, 1))
+    assert rig.copier.starts_after == [1, 2]
+    rig.cache.lend(lambda machine, eviction: None)
+    rig.execute(*keys(0, 2))
+    assert rig.copier.starts_after[2:] == [4]
+
+
 def test_pinned_experts_stay() -> None:
     rig = Rig(2)
     rig.cache.pin(ExpertKey(0, 0))
