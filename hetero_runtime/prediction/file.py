@@ -7,7 +7,6 @@ metadata        "format": FORMAT, "predictor": JSON of the fingerprint, each gro
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hetero_runtime.checkpoint.safetensors_file import read_header
-from hetero_runtime.errors import CheckpointError, DeviceError
+from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
+from hetero_runtime.trace.whole_file import write_whole
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 
@@ -50,16 +50,9 @@ def write_predictor(
         "groups": [asdict(model.shape) for model in models],
         "notes": dict(notes),
     }
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        # not save_file: it makes files that only their owner may read
-        unfinished.write_bytes(save(tensors, {"format": FORMAT, "predictor": json.dumps(described)}))
-        os.replace(unfinished, path)
-    except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise DeviceError(
-            f"{path}: cannot be written ({error}); free room there, or name another file"
-        ) from error
+    metadata = {"format": FORMAT, "predictor": json.dumps(described)}
+    # not save_file: it makes files that only their owner may read
+    write_whole(path, lambda unfinished: unfinished.write_bytes(save(tensors, metadata)))
 
 
 def read_predictor(path: str | Path, model: RouterFingerprint | None = None) -> StoredPredictor:

@@ -10,7 +10,6 @@ metadata   "format": FORMAT, "trace": JSON of TraceInfo and of the sizes L, E, K
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hetero_runtime.checkpoint.safetensors_file import TensorEntry, read_header
-from hetero_runtime.errors import CheckpointError, DeviceError
+from hetero_runtime.errors import CheckpointError
+from hetero_runtime.trace.whole_file import write_whole
 from hetero_scheduler.trace import Trace
 
 FORMAT = "hetero_runtime.trace/1"
@@ -67,15 +67,8 @@ def write_trace(path: Path, trace: Trace, info: TraceInfo) -> None:
         "bounds": np.ascontiguousarray(trace.bounds, dtype=np.int64),
     }
     described = json.dumps(asdict(info) | _sizes(trace))
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        save_file(tensors, unfinished, metadata={"format": FORMAT, "trace": described})
-        os.replace(unfinished, path)
-    except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise DeviceError(
-            f"{path}: cannot be written ({error}); free room there, or name another file"
-        ) from error
+    metadata = {"format": FORMAT, "trace": described}
+    write_whole(path, lambda unfinished: save_file(tensors, unfinished, metadata=metadata))
 
 
 def read_trace(path: str | Path) -> tuple[Trace, TraceInfo]:

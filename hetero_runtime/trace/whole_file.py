@@ -1,0 +1,27 @@
+"""Files that are there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hetero_runtime.errors import DeviceError
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place.
+
+    `path` holds all of it or what it held before. Raises DeviceError when it cannot be written.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        write(unfinished)
+        os.replace(unfinished, path)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise DeviceError(
+            f"{path}: cannot be written ({error}); free room there, or name another file"
+        ) from error
