@@ -19,25 +19,14 @@ from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, render_results, run_sweep, to_json
 from hetero_runtime.simulation.foreseen import Foreseen
-from hetero_runtime.trace import TraceInfo, write_trace
+from hetero_runtime.trace import write_trace
 from hetero_scheduler.predict import RouterShape, make_predictor
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.simulator import Scenario
+from tests.runtime.trace.info import INFO
 from tests.scheduler.simulator.traces import structured_trace
 
-INFO = TraceInfo(
-    model="tiny",
-    architecture="Qwen3MoeForCausalLM",
-    config_sha256="0" * 64,
-    dtype="float32",
-    decoding="sampled",
-    temperature=0.8,
-    seed=0,
-    max_tokens=50,
-    cut=None,
-    tool_version="0",
-)
 TRACE = structured_trace(150, 4, 16, 2)
 
 

@@ -11,21 +11,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from hetero_runtime.errors import CheckpointError, DeviceError
-from hetero_runtime.trace import RoutingFacts, TraceInfo, read_trace, write_trace
+from hetero_runtime.trace import RoutingFacts, read_trace, write_trace
 from hetero_scheduler.trace import Trace
-
-INFO = TraceInfo(
-    model="tiny",
-    architecture="Qwen3MoeForCausalLM",
-    config_sha256="0" * 64,
-    dtype="float32",
-    decoding="sampled",
-    temperature=0.8,
-    seed=3,
-    max_tokens=16,
-    cut=None,
-    tool_version="0.1.0",
-)
+from tests.runtime.trace.info import INFO
 
 
 def make_trace(num_tokens: int = 6, num_experts: int = 8) -> Trace:
