@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,11 @@ from bench import disk, eager_decode, load_checkpoint
 from bench.decode_case import Case, Plan, measure_case
 from bench.harness import ResultFile
 from bench.load_rss import LoadMemory
-from bench.models.random_checkpoint import RandomGeometry, ensure_checkpoint
+from bench.models.random_checkpoint import ensure_checkpoint
 from bench.routing import RecordedRouting
+from tests.bench.toy_geometry import TINY
 
-GEOMETRY = RandomGeometry(
-    layers=2,
-    hidden=64,
-    experts=16,
-    top_k=2,
-    intermediate=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    vocab_size=300,
-)
+GEOMETRY = replace(TINY, experts=16)
 WORDS = [f"--{name.replace('_', '-')}={size}" for name, size in asdict(GEOMETRY).items()]
 
 

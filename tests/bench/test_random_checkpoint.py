@@ -18,18 +18,7 @@ from bench.models.random_checkpoint import (
     write_checkpoint,
 )
 from hetero_runtime.engine import Engine
-
-TINY = RandomGeometry(
-    layers=2,
-    hidden=64,
-    experts=8,
-    top_k=2,
-    intermediate=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    vocab_size=300,
-)
+from tests.bench.toy_geometry import TINY
 
 
 @pytest.fixture(scope="module")
