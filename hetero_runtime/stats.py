@@ -14,6 +14,7 @@ import torch
 
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.profiling import mark_stall, span
 from hetero_scheduler import SlotCounts
 
 
@@ -87,16 +88,18 @@ class StatsRecorder:
         before, stalled, began = self._cache.stats(), self._cache.stall_s(), time.perf_counter()
         is_whole = False
         try:
-            yield
+            with span(phase.value):
+                yield
             is_whole = True
         finally:
-            old = self._phases[phase]
+            old, stall_s = self._phases[phase], self._cache.stall_s() - stalled
+            mark_stall(stall_s)
             with self._guard:
                 self._phases[phase] = PhaseStats(
                     passes=old.passes + is_whole,
                     tokens=old.tokens + num_tokens * is_whole,
                     seconds=old.seconds + time.perf_counter() - began,
-                    stall_s=old.stall_s + self._cache.stall_s() - stalled,
+                    stall_s=old.stall_s + stall_s,
                     cache=old.cache + (self._cache.stats() - before),
                 )
 

@@ -10,7 +10,7 @@ import typer
 
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, ProfileOption, SetOption
 from hetero_runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ def chat_command(
     repetition_penalty: sampling.Penalty = 1.0,
     seed: sampling.Seed = None,
     stop: sampling.Stop = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Talk to MODEL, or to the bundled one. An empty line or the end of input leaves; /new starts again."""
     from hetero_runtime.cli.loading import load_engine
     from hetero_runtime.cli.options import config_of, with_demo_residency
     from hetero_runtime.planned import plan_for
+    from hetero_runtime.profiling import trace_to
 
     params = sampling.sampling_params(
         stop,
@@ -53,7 +55,8 @@ def chat_command(
         seed=seed,
     )
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
-    with load_engine(plan_for(with_demo_residency(config_of(model, config, overrides)))) as engine:
+    recording = trace_to(profile)
+    with load_engine(plan_for(with_demo_residency(config_of(model, config, overrides)))) as engine, recording:
         messages = list(opening)
         for line in _lines():
             if line == "/new":

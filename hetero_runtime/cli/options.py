@@ -22,6 +22,12 @@ SetOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The last line of standard output is one JSON object.")
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", metavar="FILE", help="Chrome trace of the run (.json or .json.gz), for ui.perfetto.dev."
+    ),
+]
 
 
 def config_of(model: str | None, file: Path | None, overrides: list[str] | None) -> Config:

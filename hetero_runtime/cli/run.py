@@ -10,7 +10,7 @@ import typer
 
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, ProfileOption, SetOption
 
 if TYPE_CHECKING:
     from hetero_runtime.generation import Message
@@ -37,6 +37,7 @@ def run_command(
     repetition_penalty: sampling.Penalty = 1.0,
     seed: sampling.Seed = None,
     stop: sampling.Stop = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Generate text from MODEL, or from the bundled model with a quarter of its experts resident."""
     from rich.console import Console
@@ -46,6 +47,7 @@ def run_command(
     from hetero_runtime.cli.summary import summary_table
     from hetero_runtime.plan import render_plan
     from hetero_runtime.planned import plan_for
+    from hetero_runtime.profiling import trace_to
 
     params = sampling.sampling_params(
         stop,
@@ -61,7 +63,8 @@ def run_command(
     planned = plan_for(with_demo_residency(config_of(model, config, overrides)))
     console.print(render_plan(planned.memory), "")
     question = _messages(prompt, images or []) if as_chat or images else prompt
-    with load_engine(planned) as engine:
+    recording = trace_to(profile)
+    with load_engine(planned) as engine, recording:
         if isinstance(question, str):
             typer.echo(question, nl=False)
         row = engine.open(question, params)
