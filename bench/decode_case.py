@@ -119,9 +119,9 @@ def measure_case(plan: Plan, case: Case, routing: Experts) -> Measured:
     engine = _load(plan, case, routing)
     load_s = time.perf_counter() - began
     with engine:
-        engine.generate(_prompt(SHORT_PROMPT), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        engine.generate(make_prompt(SHORT_PROMPT), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         decodes = tuple(_decode(engine, plan.tokens) for _ in range(plan.runs))
-        long_prompt = _prompt(plan.prompt)
+        long_prompt = make_prompt(plan.prompt)
         firsts = [engine.generate(long_prompt, max_tokens=1).timings.ttft_s for _ in range(plan.runs)]
         engine.check()
     return Measured(case, decodes, tuple(1e3 * first for first in firsts), plan.prompt, load_s)
@@ -146,7 +146,7 @@ def _load(plan: Plan, case: Case, routing: Experts) -> Engine:
 
 def _decode(engine: Engine, num_tokens: int) -> Decode:
     before = engine.stats().decode
-    completion = engine.generate(_prompt(SHORT_PROMPT), max_tokens=num_tokens + 1, ignore_eos=True)
+    completion = engine.generate(make_prompt(SHORT_PROMPT), max_tokens=num_tokens + 1, ignore_eos=True)
     after = engine.stats().decode
     cache, passes = after.cache - before.cache, after.passes - before.passes
     assert passes == num_tokens, f"{passes} decode passes for {num_tokens} tokens"
@@ -158,5 +158,6 @@ def _decode(engine: Engine, num_tokens: int) -> Decode:
     )
 
 
-def _prompt(num_tokens: int) -> list[int]:
+def make_prompt(num_tokens: int) -> list[int]:
+    """The prompt of that length that all engines get."""
     return [FIRST_TEXT_TOKEN + i % 200 for i in range(num_tokens)]

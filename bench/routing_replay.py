@@ -30,34 +30,54 @@ DOCUMENT_TOKENS = 256
 """A longer document is cut, so that a stream of a thousand tokens sees several kinds of text."""
 
 
-class Replay:
-    """Stands before an orchestrator's `run_layer` and puts recorded experts in place of the router's.
+class RecordedChoice:
+    """The experts of one pass after another, layer by layer, from a recording that begins anew at its end.
 
-    Weights stay the router's own. Passes take the tokens of the recording one after another, and begin
-    anew at its end. The place is kept on the device, so that a captured step moves on with every replay.
+    The place is kept on the device, so that a captured step moves on with every replay; a pass costs one
+    small gather, in its first layer.
     """
 
-    def __init__(self, run_layer: RunLayer, experts: Experts, device: torch.device) -> None:
-        """`experts`: `[tokens, layers, top_k]`, kept on `device`, where a router would leave them."""
-        self._run_layer = run_layer
-        self._experts = torch.from_numpy(experts).to(device)
+    def __init__(self, experts: Experts, *, device: torch.device, dtype: torch.dtype = torch.long) -> None:
+        """`experts`: `[tokens, layers, top_k]`, kept on `device` as `dtype`."""
+        self._experts = torch.from_numpy(experts).to(device, dtype)
         self._next = torch.zeros(1, dtype=torch.long, device=device)
+        self._pass = self._experts[:0]
 
     @property
     def position(self) -> int:
         """The next token of the recording; waits for the device."""
         return int(self._next)
 
+    def take(self, layer: int, num_tokens: int) -> torch.Tensor:
+        """Experts of `layer` for the next `num_tokens` tokens, `[num_tokens, top_k]`, contiguous and the
+        caller's own. Layers of a pass come in order, all with the same number of tokens."""
+        if layer == 0:
+            tokens = self._next + torch.arange(num_tokens, device=self._next.device)
+            self._pass = self._experts[tokens % len(self._experts)].transpose(0, 1).contiguous()
+            self._next += num_tokens
+        return self._pass[layer]
+
+
+class Replay:
+    """Stands before an orchestrator's `run_layer` and puts recorded experts in place of the router's, whose
+    weights it leaves alone."""
+
+    def __init__(self, run_layer: RunLayer, experts: Experts, device: torch.device) -> None:
+        """`experts`: `[tokens, layers, top_k]`."""
+        self._run_layer = run_layer
+        self._choice = RecordedChoice(experts, device=device)
+
+    @property
+    def position(self) -> int:
+        """The next token of the recording; waits for the device."""
+        return self._choice.position
+
     def __call__(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """See `Orchestrator.run_layer`."""
-        num_recorded, num_layers, _ = self._experts.shape
-        tokens = self._next + torch.arange(len(hidden), device=hidden.device)
-        recorded = self._experts[tokens % num_recorded, layer]
+        recorded = self._choice.take(layer, len(hidden))
         assert recorded.shape == top_k_index.shape, f"{recorded.shape} replayed for {top_k_index.shape}"
-        if layer == num_layers - 1:
-            self._next += len(hidden)
         return self._run_layer(layer, hidden, recorded, top_k_weights)
 
 
