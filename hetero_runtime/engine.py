@@ -7,8 +7,8 @@ The way of one request:
 
     1  prompt     text or messages to ids, checked against the context         prompt.py
     2  place      one of `execution.max_rows`; memory is planned for that many  row.py
-    3  prefill    the whole prompt in one pass, logits of its last token       hf/forward.py
-    4  step       sample, extend by one token; one turn of the engine each     turns.py
+    3  prefill    the whole prompt in one pass, the first token from it        stepping/
+    4  step       one token a pass, in turn or all rows at once                stepping/, turns.py
     5  text       token to text, stop strings, end of text                     generation/
     6  stats      what the experts cost                                        stats.py
 
@@ -40,11 +40,13 @@ from hetero_runtime.generation import (
     TextStream,
     iterate_in_thread,
 )
+from hetero_runtime.passes import Passes
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prompt import Prompt, PromptReader
 from hetero_runtime.row import Row, Shared
 from hetero_runtime.source import config_from
 from hetero_runtime.stats import EngineStats, StatsRecorder
+from hetero_runtime.stepping import make_stepper
 from hetero_runtime.turns import Turns
 
 NUM_WAITING = 28
@@ -82,13 +84,13 @@ class Engine:
             has_images=parts.architecture.has_images,
             max_length=parts.config.execution.max_length,
         )
+        self._turns, stats = Turns(), StatsRecorder(parts.cache, parts.orchestrator)
         self._shared = Shared(
-            sequences=parts.sequences,
-            device=parts.device,
-            orchestrator=parts.orchestrator,
-            turns=Turns(),
+            stepper=make_stepper(
+                parts.sequences, Passes(parts.device, parts.orchestrator, self._turns, stats)
+            ),
             places=threading.BoundedSemaphore(parts.config.execution.max_rows),
-            stats=StatsRecorder(parts.cache, parts.orchestrator),
+            stats=stats,
             closing=CancelToken(),
         )
         num_workers = parts.config.execution.max_rows + NUM_WAITING
@@ -189,7 +191,7 @@ class Engine:
 
     def check(self) -> None:
         """Assert that nothing was lost between passes: slots, copies in flight, places."""
-        with self._shared.turns.take():
+        with self._turns.take():
             self._parts.orchestrator.check()
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class Engine:
         if self._shared.closing.is_cancelled:
             return
         self._shared.closing.cancel()
-        with self._shared.turns.take():
+        with self._turns.take():
             self._parts.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 

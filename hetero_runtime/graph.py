@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hetero_gpu.control import ControlRegion
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
@@ -75,23 +76,25 @@ def _check_capturable(parts: EagerParts, *, rows: int, top_k: int) -> None:
         raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
     if rows > MOST_TOKENS:
         raise NotCapturableError(f"execution.max_rows={rows}; a captured step has at most {MOST_TOKENS} rows")
-    if rows > 1 and _has_recurrent_states(parts.model):
-        raise NotCapturableError("rows with recurrent states cannot step apart; set execution.max_rows=1")
-    if parts.slabs.num_slabs < rows * top_k:
-        raise NotCapturableError(
-            f"{parts.slabs.num_slabs} slabs cannot hold top-{top_k} of {rows} rows at once; "
-            f"set memory.slabs={rows * top_k} or more, or fewer execution.max_rows"
-        )
+    _check_slabs(parts, num_experts=min(rows * top_k, parts.store.num_experts), rows=rows)
+
+
+def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int) -> None:
+    """All that a layer of a step can need has to be resident at once."""
+    sizes = [parts.cache.pool_size(layer) for layer in range(parts.store.num_layers)]
+    if min(sizes) >= num_experts:
+        return
+    is_shared = max(sizes) == parts.slabs.num_slabs
+    num_pools = 1 if is_shared else sum(size < parts.store.num_experts for size in sizes)
+    raise NotCapturableError(
+        f"a layer has {min(sizes)} slabs, and {rows} rows can need {num_experts} experts of it at once; "
+        f"set memory.slabs={num_experts * num_pools} or more, or fewer execution.max_rows"
+    )
 
 
 def _top_k(model: Any) -> int:
     text = model.config.get_text_config(decoder=True)
     return int(getattr(text, "num_experts_per_tok", 0) or text.top_k)
-
-
-def _has_recurrent_states(model: Any) -> bool:
-    text = model.config.get_text_config(decoder=True)
-    return "linear_attention" in (getattr(text, "layer_types", None) or ())
 
 
 def _format(parts: EagerParts) -> Any:
@@ -110,7 +113,7 @@ def _mapped(store: ExpertStore) -> MappedBank:
 
 def _tables(parts: EagerParts, *, max_pairs: int) -> DeviceTables:
     try:
-        return DeviceTables(
+        tables = DeviceTables(
             num_slots=parts.slabs.num_slabs,
             num_layers=parts.store.num_layers,
             num_experts=parts.store.num_experts,
@@ -119,3 +122,5 @@ def _tables(parts: EagerParts, *, max_pairs: int) -> DeviceTables:
         )
     except ValueError as error:
         raise NotCapturableError(str(error)) from error
+    tables.attach(ControlRegion(tables.device))  # the host reads errors there without waiting
+    return tables

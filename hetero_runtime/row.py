@@ -1,8 +1,6 @@
-"""One request being served: its KV cache, its sampler, its text.
+"""One request being served: its place, its tokens, its text.
 
-place ─► prefill ─► sample ─► text ─► (delta out) ─► extend ─► sample ─► ...
-                      ▲                                │
-                      └────────────────────────────────┘
+place ─► first token ─► text ─► (delta out) ─► next token ─► text ─► ...
 """
 
 from __future__ import annotations
@@ -23,19 +21,12 @@ from hetero_runtime.generation import (
     Request,
     TextStream,
     Timings,
-    make_sampler,
 )
-from hetero_runtime.hf.forward import Sequence, Sequences
-from hetero_runtime.no_room import no_room_for
-from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.stats import StatsRecorder
-from hetero_runtime.turns import Turns
+from hetero_runtime.stepping import Stepper
 
 PLACE_POLL_S = 0.02
 """How often a request that waits for a place looks whether it is still wanted."""
-
-
-_NO_ROOM_FIX = "lower memory.slabs, execution.max_rows or execution.max_length, or shorten the prompt"
 
 
 class InterruptedPassError(Exception):
@@ -46,12 +37,9 @@ class InterruptedPassError(Exception):
 
 
 class Shared(NamedTuple):
-    """What all rows of an engine use. Whoever runs a pass holds the turn."""
+    """What all rows of an engine use."""
 
-    sequences: Sequences
-    device: torch.device
-    orchestrator: Orchestrator
-    turns: Turns
+    stepper: Stepper
     places: Semaphore
     stats: StatsRecorder
     closing: CancelToken
@@ -100,43 +88,16 @@ class Row:
         )
 
     def _generate(self) -> Iterator[Delta]:
-        with self._shared.sequences.open() as state:
-            yield from self._generate_in(state)
-
-    def _generate_in(self, state: Sequence) -> Iterator[Delta]:
-        prompt = self.request.prompt_ids
-        logits = self._extend(state, Phase.PREFILL, prompt, self._images)
-        sampler = make_sampler(self.request.params, logits.shape[-1], self._shared.device)
-        history = list(prompt)
-        while True:
-            token = sampler.sample(logits, history)
-            self._first_token_s = self._first_token_s or time.monotonic()
-            self._finished_s = time.monotonic()
-            history.append(token)
-            delta = self._text.push(token)
-            yield delta
-            if delta.finish_reason is not None:
-                return
-            logits = self._extend(state, Phase.DECODE, (token,))
-
-    def _extend(
-        self,
-        state: Sequence,
-        phase: Phase,
-        ids: tuple[int, ...],
-        images: dict[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """One pass of the model, in turn with the other rows. Returns logits `[vocab]`."""
-        shared = self._shared
-        inputs = {name: tensor.to(shared.device) for name, tensor in (images or {}).items()}
-        with (
-            shared.turns.take(),
-            shared.stats.pass_(phase, num_tokens=len(ids)),
-            shared.orchestrator.pass_(phase, checkpoint=self._go_on_or_raise),
-            no_room_for(f"a pass over {len(ids)} tokens", shared.device, fix=_NO_ROOM_FIX),
-        ):
-            self._go_on_or_raise()
-            return state.extend(torch.tensor(ids, device=shared.device), inputs)
+        with self._shared.stepper.open(self.request, self._go_on_or_raise) as tokens:
+            token = tokens.first(self._images or {})
+            while True:
+                self._first_token_s = self._first_token_s or time.monotonic()
+                self._finished_s = time.monotonic()
+                delta = self._text.push(token)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+                token = tokens.next()
 
     @contextmanager
     def _place(self) -> Iterator[None]:

@@ -83,8 +83,8 @@ class StatsRecorder:
                 self._active_rows -= 1
 
     @contextmanager
-    def pass_(self, phase: Phase, *, num_tokens: int) -> Iterator[None]:
-        """Around one forward pass (the caller has the turn); a pass that is given up counts no tokens."""
+    def pass_(self, phase: Phase, *, num_tokens: int, num_passes: int = 1) -> Iterator[None]:
+        """Around forward passes (the caller has the turn); what is given up counts no tokens."""
         before, stalled, began = self._cache.stats(), self._cache.stall_s(), time.perf_counter()
         is_whole = False
         try:
@@ -96,7 +96,7 @@ class StatsRecorder:
             mark_stall(stall_s)
             with self._guard:
                 self._phases[phase] = PhaseStats(
-                    passes=old.passes + is_whole,
+                    passes=old.passes + num_passes * is_whole,
                     tokens=old.tokens + num_tokens * is_whole,
                     seconds=old.seconds + time.perf_counter() - began,
                     stall_s=old.stall_s + stall_s,

@@ -77,7 +77,12 @@ class Sampler:
             if num_nan or num_inf
             else "logits too large for float32 after temperature or repetition penalty"
         )
-        raise RequestError(
-            f"generation stopped at step {self._num_sampled} (0 is the first new token): {cause}. "
-            "Check the model with `hetero-runtime verify`; if it runs in float16, take bfloat16 or float32."
-        )
+        raise unsound_logits(self._num_sampled, cause)
+
+
+def unsound_logits(step: int, cause: str) -> RequestError:
+    """What ends a request whose logits are no numbers to choose from."""
+    return RequestError(
+        f"generation stopped at step {step} (0 is the first new token): {cause}. "
+        "Check the model with `hetero-runtime verify`; if it runs in float16, take bfloat16 or float32."
+    )

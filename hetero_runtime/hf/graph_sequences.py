@@ -1,110 +1,245 @@
-"""Sequences whose decode step is one CUDA graph.
+"""Sequences whose decode step is a CUDA graph, the choice of the next token included.
 
-    capture, once   a token of no meaning in row 0 ─► warm up ─► capture step() ─► forget it
-    prefill         eager: transformers' model on our KV cache
-    decode          write the token and the active row, replay, read the logits of that row
+    capture, once   a token of no meaning in row 0 ─► warm up ─► capture, for each number of rows ─► forget it
+    prefill         eager: transformers' model on our KV cache; the first token is sampled from its logits
+    submit          [copy who is active ─► replay step ─► replay sampling] x steps ─► one copy to the host
 
-A step advances one row; the others take part in it without a trace: their experts are not loaded, their KV
-cache and their length stay as they are.
+    tokens [rows] ─► step graph ─► logits [rows, vocab] ─► sampling graph ─► tokens [rows]     never leaves
+                                                                 └─► said [steps, rows] ─► pinned host memory
+
+A step covers the first 1, 2, 4, ... rows. Those that are not active in it take part without a trace: their
+experts are not loaded; their cache, their length and their token stay as they are.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from hetero_runtime.generation.params import SamplingParams
+from hetero_runtime.generation.row_sampler import RowSampler
 from hetero_runtime.hf.forward import Sequence
 from hetero_runtime.hf.sequences import StaticSequences
 
 Around = Callable[[], AbstractContextManager[None]]
+Replay = Callable[[], object]
+Capture = Callable[[Callable[[], object]], Replay]
+"""Takes device work and gives what repeats it."""
 
 NUM_WARM_UPS = 3
 """Steps before the capture: kernels compile and libraries allocate what they never allocate again."""
 
 
+class StepPlan(NamedTuple):
+    """Steps to submit together. `active[i][row]`: whether step i advances `row`; all steps name as many rows.
+    `uniforms`: of the same shape, in [0, 1), for rows that draw; None when all are greedy and without a
+    penalty."""
+
+    active: Rows[Rows[bool]]
+    uniforms: Rows[Rows[float]] | None
+
+
+class Submitted:
+    """Steps under way on the device."""
+
+    def __init__(self, said: torch.Tensor) -> None:
+        self._said = said
+        self._done = torch.cuda.Event() if said.is_pinned() else None
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> list[list[int]]:
+        """Block until they are done: the token of each step and row; UNSOUND where its logits were."""
+        if self._done is not None:
+            self._done.synchronize()
+        said: list[list[int]] = self._said.tolist()
+        return said
+
+
+class _StepGraphs(NamedTuple):
+    """What is replayed for one number of rows: the step, then one of the samplings."""
+
+    step: Replay
+    greedy: Replay
+    draw: Replay
+
+
 class GraphSequences:
-    """`rows` places of up to `max_length` tokens, one captured step for all of them.
+    """`rows` places of up to `max_length` tokens.
 
     `active`: bool `[rows]` on the device, shared with whoever runs the experts. Passes are for one thread at
-    a time; a sequence may be opened and left from any.
+    a time, and so are `take_row` and `give_back`.
     """
 
-    def __init__(self, model: Any, *, active: torch.Tensor, max_length: int) -> None:
+    def __init__(
+        self, model: Any, *, active: torch.Tensor, max_length: int, capture: Capture | None = None
+    ) -> None:
+        """`capture`: how work is captured; as a CUDA graph unless given."""
         self._sequences = StaticSequences(model, rows=len(active), max_length=max_length, active=active)
         self._active = active
+        self._capture = capture or GraphCapture()
         self._tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
-        self._one_hot = torch.eye(len(active), dtype=torch.bool, device=active.device)
+        self._said = torch.zeros_like(self._tokens)
+        self._uniforms = torch.zeros(len(active), device=active.device)
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        self._sampler = RowSampler(len(active), vocab_size, active.device)
+        self._logits: dict[int, torch.Tensor] = {}
+        self._graphs: dict[int, _StepGraphs] = {}
         self._free = list(range(len(active)))
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits = torch.empty(0)
+
+    @property
+    def row_counts(self) -> list[int]:
+        """Numbers of rows that a step may have."""
+        powers = [1 << i for i in range(len(self._active).bit_length())]
+        return sorted({min(power, len(self._active)) for power in [*powers, len(self._active)]})
 
     @torch.inference_mode()
     def capture(self, *, prefill: Around, decode: Around) -> None:
-        """Capture the step; slots and slabs see a few steps of a text that nobody asked for.
+        """Capture the steps; slots and slabs see a few steps of a text that nobody asked for.
 
         `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations.
         """
-        device = self._active.device
+        self._graphs.clear()
         with prefill():
-            self._sequences.prefill(0, torch.zeros(1, dtype=torch.long, device=device))
-        self._active.copy_(self._one_hot[0])
+            self._sequences.prefill(0, torch.zeros(1, dtype=torch.long, device=self._active.device))
+        self._active.zero_()
+        self._active[0] = True
         with decode():
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(NUM_WARM_UPS):
-                    self._sequences.step(self._tokens)
-            torch.cuda.current_stream(device).wait_stream(side)
-            torch.cuda.synchronize(device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._logits = self._sequences.step(self._tokens)
-        self._graph = graph
+            for rows in self.row_counts:
+                self._graphs[rows] = _StepGraphs(
+                    step=self._capture(lambda rows=rows: self._step(rows)),  # type: ignore[misc]
+                    greedy=self._capture(lambda rows=rows: self._greedy(rows)),  # type: ignore[misc]
+                    draw=self._capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
+                )
         self._sequences.reset(0)
+
+    # ---- rows
+
+    def take_row(self) -> int:
+        """The lowest free row, empty. There must be one."""
+        return heapq.heappop(self._free)
+
+    def give_back(self, row: int) -> None:
+        """Empty `row` and let others have it."""
+        self._sequences.reset(row)
+        heapq.heappush(self._free, row)
 
     @contextmanager
     def open(self) -> Iterator[Sequence]:
-        """A place for one sequence, until the context is left. There must be one (callers hold a permit)."""
-        row = self._free.pop()
+        """A row for passes without sampling."""
+        row = self.take_row()
         try:
-            yield GraphSequence(self, row)
+            yield RowSequence(self._sequences, row)
         finally:
-            self._sequences.reset(row)
-            self._free.append(row)
+            self.give_back(row)
 
     def close(self) -> None:
-        """Free the graph, its memory and the KV cache."""
-        self._graph = None
+        """Wait for the device; free the graphs, their memory and the KV cache."""
+        if self._active.device.type == "cuda":
+            torch.cuda.synchronize(self._active.device)
+        self._graphs.clear()
+        self._logits.clear()
         self._sequences.close()
-        self._logits = torch.empty(0)
 
-    def prefill(self, row: int, ids: torch.Tensor, images: dict[str, torch.Tensor] | None) -> torch.Tensor:
-        """Logits of the last of `ids` `[n]`: `[vocab]` float32."""
-        return self._sequences.prefill(row, ids, images or None)
-
-    def decode(self, row: int, token: torch.Tensor) -> torch.Tensor:
-        """Append `token` `[1]` to `row`: logits `[vocab]` float32, valid until the next step of any row."""
-        assert self._graph is not None, "there is no step to replay: capture comes first"
-        self._sequences.advance(row)
-        self._tokens[row] = token[0]
-        self._active.copy_(self._one_hot[row])
-        self._graph.replay()
-        return self._logits[row]
-
-
-class GraphSequence:
-    """One row as a sequence."""
-
-    def __init__(self, owner: GraphSequences, row: int) -> None:
-        self._owner, self._row = owner, row
-        self._is_filled = False
+    # ---- passes
 
     @torch.inference_mode()
+    def first_token(
+        self,
+        row: int,
+        ids: torch.Tensor,
+        images: dict[str, torch.Tensor],
+        *,
+        params: SamplingParams,
+        uniform: float,
+    ) -> int:
+        """Run the prompt `ids` `[n]` in the empty `row`: its first token, sampled with `params` as all that
+        follow; UNSOUND where the logits are. Waits for the device."""
+        logits = self._sequences.prefill(row, ids, images or None)[None]
+        self._sampler.set(row, params, ids)
+        uniforms = torch.full((1,), uniform, device=ids.device)
+        everyone = torch.ones(1, dtype=torch.bool, device=ids.device)
+        said = self._sampler.draw(logits, uniforms, is_active=everyone, first_row=row)
+        self._tokens[row] = said[0].clamp_min(0)
+        return int(said)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> Submitted:
+        """Submit the steps of `plan`; waits for nothing. A row's token is the one that it said last. Raises
+        RequestError, with nothing submitted, when a row has no room for its steps."""
+        num_steps, rows = len(plan.active), len(plan.active[0])
+        graphs = self._graphs[rows]
+        for row, steps in enumerate(zip(*plan.active, strict=True)):
+            self._sequences.advance(row, sum(steps))
+        active = self._to_device(torch.tensor(plan.active))
+        uniforms = self._to_device(torch.tensor(plan.uniforms)) if plan.uniforms is not None else None
+        said = torch.empty((num_steps, rows), dtype=torch.long, pin_memory=self._active.is_cuda)
+        for i in range(num_steps):
+            self._active[:rows].copy_(active[i])
+            graphs.step()
+            if uniforms is None:
+                graphs.greedy()
+            else:
+                self._uniforms[:rows].copy_(uniforms[i])
+                graphs.draw()
+            said[i].copy_(self._said[:rows], non_blocking=True)
+        return Submitted(said)
+
+    # ---- what is captured
+
+    def _step(self, rows: int) -> None:
+        self._logits[rows] = self._sequences.step(self._tokens[:rows])
+
+    def _greedy(self, rows: int) -> None:
+        self._say(self._sampler.greedy(self._logits[rows]))
+
+    def _draw(self, rows: int) -> None:
+        active = self._active[:rows]
+        self._say(self._sampler.draw(self._logits[rows], self._uniforms[:rows], is_active=active))
+
+    def _say(self, said: torch.Tensor) -> None:
+        tokens = self._tokens[: len(said)]
+        self._said[: len(said)].copy_(said)
+        tokens.copy_(torch.where(self._active[: len(said)], said.clamp_min(0), tokens))
+
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
+        if not self._active.is_cuda:
+            return values
+        return values.pin_memory().to(self._active.device, non_blocking=True)
+
+
+class GraphCapture:
+    """Captures CUDA graphs that are replayed one at a time, so that all share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, work: Callable[[], object]) -> Replay:
+        """Run `work` a few times, then capture it on the current device."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(NUM_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph.replay
+
+
+class RowSequence:
+    """One row as a sequence, every pass a prefill."""
+
+    def __init__(self, sequences: StaticSequences, row: int) -> None:
+        self._sequences, self._row = sequences, row
+
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        if self._is_filled and len(ids) == 1:
-            return self._owner.decode(self._row, ids)
-        self._is_filled = True
-        return self._owner.prefill(self._row, ids, images)
+        return self._sequences.prefill(self._row, ids, images or None)

@@ -1,8 +1,8 @@
 """Our KV cache behind transformers' cache classes: one buffer a layer, two ways to look at it.
 
     buffer [rows, kv_heads, max_length, size]
-        row 0   k k k k k k . . . . .        RowLayer: one row during prefill; the host knows its length
-        row 1   k k . . . . . . . . .        StepLayer: all rows during a step; the device knows the lengths
+        row 0   k k k k k k . . . . .     RowLayer: one row during prefill; the host knows its length
+        row 1   k k . . . . . . . . .     StepLayer: the first rows during a step; the device knows lengths
         row 2   . . . . . . . . . . .
 
 Latent layers keep latent and rotary part side by side, [rows, 1, max_length, rank + rotary]. Layers of linear
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class RowLayer(_BufferLayer):
 
 
 class StepLayer(_BufferLayer):
-    """All rows, each with one new token at its place in `positions` `[rows]`."""
+    """The first `len(positions)` rows, each with one new token at its place in `positions` `[rows]`."""
 
     def __init__(self, buffers: LayerBuffers, positions: torch.Tensor) -> None:
         super().__init__(buffers)
@@ -102,18 +103,21 @@ class StepLayer(_BufferLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[rows, kv_heads, 1, size]` at the positions; returns the whole buffers, for latent layers
-        (latent ‖ rotary, latent)."""
-        keys, values = self._buffers.ensure(key_states, value_states)
-        append_kv((key_states, value_states), (keys, values), self._positions)
-        return (keys, values) if self._buffers.both is None else (self._buffers.both, keys)
+        """Write `[rows, kv_heads, 1, size]` at the positions; returns the rows' whole buffers, for latent
+        layers (latent ‖ rotary, latent)."""
+        self._buffers.ensure(key_states, value_states)
+        append_kv((key_states, value_states), self.buffers, self._positions)
+        keys, values = self.buffers
+        both = self._buffers.both
+        return (keys, values) if both is None else (both[: len(self._positions)], keys)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all rows, once a prefill has allocated them."""
+        """Keys and values of the rows, once a prefill has allocated them."""
         keys, values = self._buffers.keys, self._buffers.values
         assert keys is not None and values is not None, "a step before any prefill"
-        return keys, values
+        num_rows = len(self._positions)
+        return keys[:num_rows], values[:num_rows]
 
     def get_seq_length(self) -> torch.Tensor:  # type: ignore[override]
         """`[rows]`, on the device. transformers asks only where it is given no positions."""
@@ -139,10 +143,13 @@ class KvCache:
         self._layers.clear()
 
     def step_view(self, positions: torch.Tensor) -> Cache:
-        """For steps of all rows; stays valid, and follows `positions`."""
+        """For steps of the first `len(positions)` rows; stays valid, and follows `positions`. Some row must
+        have been filled before."""
         return Cache(
             layers=[
-                layer.all_rows if isinstance(layer, LinearStates) else StepLayer(layer, positions)
+                layer.first_rows(len(positions))
+                if isinstance(layer, LinearStates)
+                else StepLayer(layer, positions)
                 for layer in self._layers
             ]
         )
@@ -160,10 +167,14 @@ class KvCache:
 
     @contextmanager
     def hold_inactive(self, active: torch.Tensor) -> Iterator[None]:
-        """Around a step: states of linear attention stay as they are in rows that are not `active` (bool
-        `[rows]`, on the device). Keys and values need nothing: what such a row writes lies beyond its end."""
+        """Around a step of the first `len(active)` rows: states of linear attention stay as they are in rows
+        that are not `active` (bool, on the device). Keys and values need nothing: what such a row writes lies
+        beyond its end."""
         states = [
-            state for layer in self._layers if isinstance(layer, LinearStates) for state in layer.tensors()
+            state[: len(active)]
+            for layer in self._layers
+            if isinstance(layer, LinearStates)
+            for state in layer.tensors()
         ]
         before = [state.clone() for state in states]
         yield
@@ -180,32 +191,40 @@ class KvCache:
 class LinearStates:
     """Convolution and recurrent states of one layer of linear attention, in transformers' own class.
 
-    `all_rows`: `[rows, ...]`, for steps. Allocated when the first row's states are kept, and never moved.
+    Those of all rows are allocated when the first row's are kept, and never moved.
     """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self.all_rows: Any = LinearAttentionLayer()
+        self._all_rows: Any = LinearAttentionLayer()
 
     def tensors(self) -> list[torch.Tensor]:
-        """What is allocated so far."""
-        if not self.all_rows.has_previous_state[0]:
+        """What is allocated so far, `[rows, ...]`."""
+        if not self._all_rows.has_previous_state[0]:
             return []
-        return [self.all_rows.conv_states[0], self.all_rows.recurrent_states[0]]
+        return [self._all_rows.conv_states[0], self._all_rows.recurrent_states[0]]
+
+    def first_rows(self, num_rows: int) -> Any:
+        """A layer over the first rows' own memory, for steps."""
+        assert self.tensors(), "a step before any prefill"
+        layer = copy(self._all_rows)
+        layer.conv_states = {0: self._all_rows.conv_states[0][:num_rows]}
+        layer.recurrent_states = {0: self._all_rows.recurrent_states[0][:num_rows]}
+        return layer
 
     def one_row(self, row: int, *, is_empty: bool) -> Any:
         """The states of one row as a layer of its own; fresh where the row is empty."""
         layer = LinearAttentionLayer()
         if not is_empty:
-            _copy_states(self.all_rows, layer, slice(row, row + 1), slice(None))
+            _copy_states(self._all_rows, layer, slice(row, row + 1), slice(None))
         return layer
 
     def keep(self, source: Any, row: int) -> None:
         """Take over what a prefill pass left in `source`, a layer that `one_row` gave."""
-        if not self.all_rows.has_previous_state[0]:
+        if not self._all_rows.has_previous_state[0]:
             everywhere = torch.zeros(self._rows, dtype=torch.long, device=source.device)
-            _copy_states(source, self.all_rows, everywhere, slice(None))
-        _copy_states(source, self.all_rows, slice(None), slice(row, row + 1))
+            _copy_states(source, self._all_rows, everywhere, slice(None))
+        _copy_states(source, self._all_rows, slice(None), slice(row, row + 1))
 
 
 def _copy_states(source: Any, target: Any, taken: Any, put: Any) -> None:

@@ -1,7 +1,7 @@
 """A fixed number of rows through a transformers model: a prompt into one row, then one token for each.
 
     prefill(row, ids)   eager, one row
-    step(tokens)        all rows at once, device work alone: capture it once, replay it for every token
+    step(tokens)        the first rows at once, device work alone: capture it once, replay it for every token
     advance(row)        what the host must know of a step; before it runs
 
 `lengths` lives on the device and is counted up there. The host keeps its own count, so that neither ever asks
@@ -44,7 +44,7 @@ class StaticSequences:
         text = model.config.get_text_config(decoder=True)
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
         self._cache = KvCache(list(kinds), rows=rows, max_length=max_length, latent=latent_layers(model))
-        self._step_view: Cache | None = self._cache.step_view(self.lengths)
+        self._step_views: dict[int, Cache] = {}
 
     @property
     def rows(self) -> int:
@@ -85,25 +85,28 @@ class StaticSequences:
 
     @torch.inference_mode()
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append one token to each row: `tokens` `[rows]` to logits `[rows, vocab]` float32.
+        """Append one token to each of the first `len(tokens)` rows; logits `[len(tokens), vocab]` float32.
 
         Device work alone, on buffers that never move. The first prefill allocates them, so it comes first.
         """
-        self._pass.positions = self.lengths
+        rows = len(tokens)
+        lengths, active = self.lengths[:rows], self._active[:rows]
+        self._pass.positions = lengths
         try:
-            position_ids = self._position_ids(self.lengths[:, None], self._offsets[:, None])
-            with self._cache.hold_inactive(self._active):
-                logits = self._forward(tokens[:, None], self._step_view, {"position_ids": position_ids})
+            position_ids = self._position_ids(lengths[:, None], self._offsets[:rows, None])
+            with self._cache.hold_inactive(active):
+                logits = self._forward(tokens[:, None], self._step_view(rows), {"position_ids": position_ids})
         finally:
             self._pass.positions = None
-        self.lengths.add_(self._growth * self._active)
+        lengths.add_(self._growth[:rows] * active)
         return logits
 
-    def advance(self, row: int) -> None:
-        """Count a step that is about to run with `row` active. Raises RequestError, and counts none, when it
+    def advance(self, row: int, num_steps: int = 1) -> None:
+        """Count steps that are about to run with `row` active. Raises RequestError, and counts none, when it
         has no room."""
-        self._go_on_or_raise(self.length(row) + 1)
-        self._host_lengths[row] = self.length(row) + 1
+        if num_steps:
+            self._go_on_or_raise(self.length(row) + num_steps)
+            self._host_lengths[row] = self.length(row) + num_steps
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """`advance` and `step` of all rows that hold a sequence, for callers that do not capture."""
@@ -128,7 +131,12 @@ class StaticSequences:
     def close(self) -> None:
         """Free the KV cache; no pass may follow."""
         self._cache.close()
-        self._step_view = None
+        self._step_views.clear()
+
+    def _step_view(self, rows: int) -> Cache:
+        if rows not in self._step_views:
+            self._step_views[rows] = self._cache.step_view(self.lengths[:rows])
+        return self._step_views[rows]
 
     def _set_length(self, row: int, length: int) -> None:
         self._host_lengths[row] = length

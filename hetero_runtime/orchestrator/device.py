@@ -64,8 +64,8 @@ class DeviceOrchestrator(Orchestrator):
     ) -> torch.Tensor:
         if self._phase is Phase.PREFILL:
             return self._eager.run_layer(layer, hidden, top_k_index, top_k_weights)
-        if len(self._active) > 1:  # a single row is always active in its own step
-            top_k_index = torch.where(self._active[:, None], top_k_index, -1)
+        if len(hidden) > 1:  # a single row is always active in its own step
+            top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
         slots = ensure(self._tables, layer, top_k_index.contiguous())
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         out = torch.empty_like(hidden)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from hetero_runtime import Engine
+from hetero_runtime.generation import Request
+from hetero_runtime.hf.graph_sequences import StepPlan
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
@@ -15,6 +18,7 @@ from tests.runtime.engine.conftest import MakeCheckpoint
 pytestmark = pytest.mark.gpu
 
 PROMPT = prompt_ids(17)[0].tolist()
+UNIFORMS = (None, [[0.5]] * 4)
 CAPTURABLE = tuple(name for name in ARCHITECTURES if name != "DeepseekV4")
 
 
@@ -72,23 +76,53 @@ def test_every_required_expert_is_counted(checkpoint: MakeCheckpoint, eviction: 
     assert counts[0] == counts[1]
 
 
-def test_rows_that_take_turns_do_not_disturb_each_other(checkpoint: MakeCheckpoint) -> None:
-    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
-    folder = checkpoint("Qwen3Moe")
-    with load(folder, "graph", rows=2, residency=0.5) as engine:
+@pytest.mark.parametrize("name", ["Qwen3Moe", "Qwen3Next", "DeepseekV3", "GptOss"])
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_rows_that_step_together_do_not_disturb_each_other(
+    checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(6)]
+    folder = checkpoint(name)
+    with load(folder, "eager", residency=1.0) as engine:
         alone = [answer(engine, prompt) for prompt in prompts]
-        with ThreadPoolExecutor(4) as pool:
+    with caplog.at_level(logging.WARNING), load(folder, "graph", rows=rows, residency=0.8) as engine:
+        assert not said(caplog)
+        with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
         engine.check()
+        decode = engine.stats().decode
+        assert decode.tokens == 6 * 47
+        assert decode.passes < decode.tokens, "no step had more than one row"
+
+
+def test_a_seeded_request_says_the_same_alone_and_among_others(checkpoint: MakeCheckpoint) -> None:
+    options: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_k": 20,
+        "seed": 3,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
+    with load(checkpoint("Qwen3Moe"), "graph", rows=2, slabs="all") as engine:
+        alone = engine.generate(PROMPT, **options).token_ids
+        assert engine.generate(PROMPT, **options).token_ids == alone
+        with ThreadPoolExecutor(2) as pool:
+            other = pool.submit(answer, engine)
+            assert engine.generate(PROMPT, **options).token_ids == alone
+            other.result()
 
 
 def test_replay_asks_the_device_nothing(checkpoint: MakeCheckpoint) -> None:
-    with load(checkpoint("Qwen3Moe"), "graph", residency=0.25) as engine:
-        answer(engine)
-        graph = engine._parts.sequences._graph  # type: ignore[attr-defined]
+    with (
+        load(checkpoint("Qwen3Moe"), "graph", residency=0.25) as engine,
+        engine._shared.stepper.open(Request(tuple(PROMPT)), lambda: None) as tokens,
+    ):
+        tokens.first({})
+        tokens.next()  # the device decides now
+        sequences: Any = engine._parts.sequences
         with syncs_are_errors():
-            for _ in range(8):
-                graph.replay()
+            submitted = [sequences.submit(StepPlan([[True]] * 4, uniforms)) for uniforms in UNIFORMS]
+        assert all(token >= 0 for each in submitted for (token,) in each.wait())
 
 
 def test_a_model_that_cannot_be_captured_stays_eager_and_says_why(
