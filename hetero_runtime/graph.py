@@ -12,6 +12,8 @@ import torch
 
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
+from hetero_gpu.experts.layout import ExpertFormat
+from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
 from hetero_runtime.experts.store import ExpertStore
@@ -22,6 +24,8 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
+from hetero_runtime.plan.demand import GROUPED_TOKENS
 
 if TYPE_CHECKING:
     from hetero_runtime.assembly import EagerParts
@@ -42,14 +46,14 @@ def capture(parts: EagerParts, *, rows: int, max_length: int) -> GraphParts:
     """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing."""
     device, top_k = parts.slabs.memory.device, _top_k(parts.model)
     _check_capturable(parts, rows=rows, top_k=top_k)
-    active = torch.ones(rows, dtype=torch.bool, device=device)
+    active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
     orchestrator = DeviceOrchestrator(
-        parts.orchestrator,
+        _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
         cache=parts.cache,
         slabs=parts.slabs,
         bank=_mapped(parts.store),
         tables=_tables(parts, max_pairs=rows * top_k),
-        experts=DecodeExperts(_format(parts), top_k, max_tokens=rows, dtype=parts.dtype, device=device),
+        experts=DecodeExperts(form, top_k, max_tokens=rows, dtype=parts.dtype, device=device),
         active=active,
     )
     attach(parts.experts, orchestrator.run_layer)
@@ -97,7 +101,22 @@ def _top_k(model: Any) -> int:
     return int(getattr(text, "num_experts_per_tok", 0) or text.top_k)
 
 
-def _format(parts: EagerParts) -> Any:
+def _for_prompts(
+    parts: EagerParts, form: ExpertFormat, top_k: int, *, max_tokens: int
+) -> GroupedOrchestrator:
+    experts = GroupedExperts(
+        form, top_k, max_tokens=max_tokens, dtype=parts.dtype, device=parts.slabs.memory.device
+    )
+    return GroupedOrchestrator(
+        parts.cache,
+        slabs=parts.slabs,
+        experts=experts,
+        eviction=parts.orchestrator.eviction,
+        is_fetching_ahead=parts.orchestrator.is_fetching_ahead,
+    )
+
+
+def _format(parts: EagerParts) -> ExpertFormat:
     try:
         return expert_format(parts.store.layout, parts.store.forms, parts.experts[0])
     except UnreadableError as error:

@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import astuple, dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.transfer import Copier, Fence, Transfer
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
+from hetero_scheduler.slots import Scores
 
 
 @dataclass
@@ -67,7 +70,7 @@ class SlabCache:
         self._slabs, self._machine, self._eviction = slabs, machine, eviction
         self._copier, self._record = copier, record
         self._in_flight: dict[int, Transfer] = {}
-        self._fetching: set[ExpertKey] = set()
+        self._fetching: dict[ExpertKey, None] = {}  # in the order of their submission
         self._last_read = self._fence_all()  # before, the memory of the slabs may have been another tensor's
         self._stats = CacheStats()
 
@@ -80,6 +83,27 @@ class SlabCache:
     def slot(self, key: ExpertKey) -> int:
         """Slot of a resident or pending expert."""
         return self._machine.slot(key)
+
+    def residents(self, layer: int) -> npt.NDArray[np.int64]:
+        """Experts of `layer` that are a HIT, ascending."""
+        return self._machine.residents(layer)
+
+    def absent(self, layer: int) -> npt.NDArray[np.bool_]:
+        """Whether each expert of `layer` is a MISS. `[num_experts]`"""
+        return self._machine.absent(layer)
+
+    def by_arrival(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
+        """Resident or pending `keys` in the order in which their copies were submitted, and so arrive."""
+        return sorted(keys, key=lambda key: self._machine.tag(self._machine.slot(key)))
+
+    def num_on_the_way(self) -> int:
+        """Prefetches whose bytes have not arrived yet."""
+        count = 0
+        for key in reversed(self._fetching):  # copies finish in order, so all before an arrived one have too
+            if self._in_flight[self._machine.slot(key)].is_done():
+                break
+            count += 1
+        return count
 
     def slab(self, key: ExpertKey) -> torch.Tensor:
         """Bytes of a resident expert. uint8 `[record_bytes]`; valid between `wait` and `release`."""
@@ -130,15 +154,23 @@ class SlabCache:
         self._stats.misses += answers.count(Lookup.MISS)
         self._machine.release_layer(layer)
 
-    def load(self, key: ExpertKey, *, protected: Collection[ExpertKey] = ()) -> bool:
-        """Submit an on-demand load. False, with nothing changed, when every slot is protected."""
-        return self._submit(key, SlotState.COMPUTE, protected)
+    def load(
+        self, key: ExpertKey, *, protected: Collection[ExpertKey] = (), score: Scores | None = None
+    ) -> bool:
+        """Submit an on-demand load. False, with nothing changed, when every slot is protected.
 
-    def prefetch(self, key: ExpertKey, *, protected: Collection[ExpertKey] = ()) -> bool:
-        """Submit a load for a layer to come. False, with nothing changed, when every slot is protected."""
-        if not self._submit(key, SlotState.FETCH, protected):
+        `score`: who gives way, `[num_layers, num_experts]`, in place of the policy's word; see
+        `SlotMachine.reserve`.
+        """
+        return self._submit(key, SlotState.COMPUTE, protected, score)
+
+    def prefetch(
+        self, key: ExpertKey, *, protected: Collection[ExpertKey] = (), score: Scores | None = None
+    ) -> bool:
+        """Submit a load for a layer to come. Arguments and answer as for `load`."""
+        if not self._submit(key, SlotState.FETCH, protected, score):
             return False
-        self._fetching.add(key)
+        self._fetching[key] = None
         self._stats.prefetches += 1
         return True
 
@@ -151,6 +183,16 @@ class SlabCache:
         if key in self._fetching:
             self._land(key)
 
+    def wait_all(self, keys: Collection[ExpertKey]) -> None:
+        """`wait` for each of `keys`, at the price of one: copies finish in the order of their submission."""
+        slots = [self._machine.slot(key) for key in keys]
+        transfers = {slot: self._in_flight.pop(slot) for slot in slots if slot in self._in_flight}
+        if transfers:
+            transfers[max(transfers, key=self._machine.tag)].wait()
+        for key in keys:
+            if key in self._fetching:
+                self._land(key)
+
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """`keys` were executed: evictable; a copy over them starts once the compute stream gets here."""
         fence = self._copier.fence()
@@ -160,7 +202,10 @@ class SlabCache:
                 self._last_read[self._machine.slot(key)] = fence
 
     def settle(self) -> None:
-        """After a pass was given up half-way: everything that awaits computation becomes evictable."""
+        """After a pass was given up half-way: what awaits computation becomes evictable, prefetches land or
+        are dropped."""
+        for key in list(self._fetching):
+            self._land_or_drop(key, is_needed=False)
         for layer in range(self._machine.num_layers):
             self._machine.release_layer(layer)
 
@@ -204,17 +249,20 @@ class SlabCache:
         elif not is_needed:
             # copies finish in order, so the slot can be given away while this one is still on the link
             self._machine.abort(slot, self._machine.tag(slot))
-            self._fetching.discard(key)
+            self._fetching.pop(key, None)
             del self._in_flight[slot]
             self._stats.prefetches_dropped += 1
 
     def _land(self, key: ExpertKey) -> None:
         slot = self._machine.slot(key)
         self._machine.land(slot, self._machine.tag(slot))
-        self._fetching.discard(key)
+        self._fetching.pop(key, None)
 
-    def _submit(self, key: ExpertKey, state: SlotState, protected: Collection[ExpertKey]) -> bool:
-        held = self._machine.reserve(key, state, score=self._eviction.score, protected=protected)
+    def _submit(
+        self, key: ExpertKey, state: SlotState, protected: Collection[ExpertKey], score: Scores | None
+    ) -> bool:
+        score = self._eviction.score if score is None else score
+        held = self._machine.reserve(key, state, score=score, protected=protected)
         if held is None:
             return False
         try:

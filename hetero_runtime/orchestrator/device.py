@@ -1,6 +1,6 @@
 """The device orchestrator: a decode step decides, loads and computes without asking the host.
 
-    prefill   eager, on the host's slot machine         waves, prefetch ahead
+    prefill   grouped, on the host's slot machine       waves, prefetch ahead
         │ hand-over of all slot states, exactly (tables.adopt / to_machine)
     decode    for each layer, on the compute stream:
               ensure(top_k_index)   hits, evictions, miss list          one thread block
@@ -22,19 +22,18 @@ from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
-from hetero_runtime.orchestrator.eager import EagerOrchestrator
 
 
 class DeviceOrchestrator(Orchestrator):
     """See the module docstring.
 
-    `active`: bool `[rows]` on the device, the rows whose token counts in a step; experts of the others are
-    neither loaded nor computed.
+    `prefill`: runs the prompts. `active`: bool `[rows]` on the device, the rows whose token counts in a step;
+    experts of the others are neither loaded nor computed.
     """
 
     def __init__(
         self,
-        eager: EagerOrchestrator,
+        prefill: Orchestrator,
         *,
         cache: SlabCache,
         slabs: SlabPool,
@@ -43,7 +42,7 @@ class DeviceOrchestrator(Orchestrator):
         experts: DecodeExperts,
         active: torch.Tensor,
     ) -> None:
-        self._eager, self._cache, self._slabs, self._bank = eager, cache, slabs, bank
+        self._prefill, self._cache, self._slabs, self._bank = prefill, cache, slabs, bank
         self._tables, self._experts, self._active = tables, experts, active
         self._is_on_device = False
         self._phase = Phase.PREFILL
@@ -56,14 +55,14 @@ class DeviceOrchestrator(Orchestrator):
             yield
             self._tables.raise_if_failed()
             return
-        with self._eager.pass_(phase, checkpoint=checkpoint):
+        with self._prefill.pass_(phase, checkpoint=checkpoint):
             yield
 
     def run_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         if self._phase is Phase.PREFILL:
-            return self._eager.run_layer(layer, hidden, top_k_index, top_k_weights)
+            return self._prefill.run_layer(layer, hidden, top_k_index, top_k_weights)
         if len(hidden) > 1:  # a single row is always active in its own step
             top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
         slots = ensure(self._tables, layer, top_k_index.contiguous())
@@ -83,7 +82,7 @@ class DeviceOrchestrator(Orchestrator):
 
     def check(self) -> None:
         self._hand_over(to_device=False)
-        self._eager.check()
+        self._prefill.check()
 
     def _hand_over(self, *, to_device: bool) -> None:
         """Bring the slot states to where the next pass decides."""

@@ -42,10 +42,10 @@ class EagerOrchestrator(Orchestrator):
         eviction: EvictionPolicy,
         is_fetching_ahead: bool,
     ) -> None:
-        self._cache, self._mlps, self._materialize, self._eviction = cache, mlps, materialize, eviction
+        self._cache, self._mlps, self._materialize = cache, mlps, materialize
+        self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = Popularity(self._num_layers, self._num_experts)
-        self._is_fetching_ahead = is_fetching_ahead
         self._phase = Phase.DECODE
         self._checkpoint: Callable[[], None] = _go_on
 
@@ -67,7 +67,7 @@ class EagerOrchestrator(Orchestrator):
         dispatch = Dispatch.of(top_k_index.cpu().numpy())
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
-        self._eviction.observe(layer, tokens_per_expert)
+        self.eviction.observe(layer, tokens_per_expert)
         self._popularity.observe(layer, tokens_per_expert)
         self._cache.begin_layer(layer, frozenset(needed))
         total = LayerSum(hidden, top_k_weights, dispatch)
@@ -120,7 +120,7 @@ class EagerOrchestrator(Orchestrator):
     def _fetch_ahead(self, layer: int, *, protected: list[ExpertKey]) -> None:
         """Prefill only: prefetch experts of `layer`, the most popular first. E slots (half of the pool, where
         that is less) are kept back for what it turns out to need besides."""
-        if self._phase is not Phase.PREFILL or not self._is_fetching_ahead or layer >= self._num_layers:
+        if self._phase is not Phase.PREFILL or not self.is_fetching_ahead or layer >= self._num_layers:
             return
         kept_back = min(self._num_experts, self._cache.pool_size(layer) // 2)
         budget = self._cache.num_available(layer) - len(protected) - kept_back

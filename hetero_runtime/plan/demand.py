@@ -20,6 +20,11 @@ PHASES: tuple[Phase, ...] = ("load", "prefill", "decode")
 
 STAGING_RECORDS = 4
 """Records of the pinned staging ring, used where the driver refuses to register the bank."""
+GROUPED_TOKENS = 4096
+"""In graph mode the experts' workspace has room for that many tokens of a prompt at once; longer prompts run
+each layer in chunks."""
+_SORT_BYTES = 40
+"""What the sort of a prompt's (token, k) pairs by expert takes for each."""
 _STREAMS = 6
 """Copies of the hidden states alive at once in one layer: residual, normed, attention in and out, MoE in
 and out."""
@@ -105,7 +110,17 @@ def _kv_row(geometry: Geometry, demand: Demand) -> Row:
 def _workspace_row(geometry: Geometry, demand: Demand) -> Row:
     prefill = _workspace_bytes(geometry, demand, tokens=demand.max_length, rows=1)
     decode = _workspace_bytes(geometry, demand, tokens=demand.max_rows, rows=demand.max_rows)
+    if demand.mode == "graph":
+        grouped = _grouped_bytes(geometry, demand)
+        prefill, decode = prefill + grouped, decode + grouped
     return Row("workspace", "device", 0, prefill, decode, f"prefill of {demand.max_length} tokens")
+
+
+def _grouped_bytes(geometry: Geometry, demand: Demand) -> int:
+    """What grouped prefill keeps for each (token, k): the activation, the product, its place in the sort."""
+    pairs = min(demand.max_length, GROUPED_TOKENS) * geometry.top_k
+    widths = geometry.moe_intermediate_size + geometry.hidden_size
+    return pairs * (widths * ITEMSIZE[demand.dtype] + _SORT_BYTES)
 
 
 def _workspace_bytes(geometry: Geometry, demand: Demand, *, tokens: int, rows: int) -> int:

@@ -143,6 +143,16 @@ class SlotMachine:
         """Slots that `layer` may use."""
         return self._pools[layer]
 
+    def residents(self, layer: int) -> npt.NDArray[np.int64]:
+        """Experts of `layer` whose lookup is HIT, ascending."""
+        slots = self._slot_of[layer]
+        return np.flatnonzero((slots != NO_SLOT) & (self._state[slots] != SlotState.FETCH))
+
+    def absent(self, layer: int) -> npt.NDArray[np.bool_]:
+        """Whether each expert of `layer` is a MISS. `[num_experts]`"""
+        is_absent: npt.NDArray[np.bool_] = self._slot_of[layer] == NO_SLOT
+        return is_absent
+
     def num_available(self, layer: int) -> int:
         """Slots of `layer`'s pool that a reservation could take now (EMPTY or evictable)."""
         pool = self.pool_range(layer)
@@ -166,7 +176,8 @@ class SlotMachine:
         """Give `key` a slot, EMPTY first, then the USED one of least `score[layer, expert]`, ties to the
         lowest slot. None, with nothing changed, when every slot of the pool is protected.
 
-        `score`: `[num_layers, num_experts]`. `protected`: experts that must stay although they are USED.
+        `score`: `[num_layers, num_experts]`; an expert that scores infinity must stay. `protected`: further
+        experts that must stay although they are USED.
         """
         assert state in (SlotState.FETCH, SlotState.COMPUTE), f"nothing is reserved as {state.name}"
         assert self._slot_of[key] == NO_SLOT, f"{key} already holds slot {self._slot_of[key]}"
@@ -254,11 +265,13 @@ class SlotMachine:
         assert not (self._key[self._state == SlotState.EMPTY] != NO_SLOT).any(), (
             "an EMPTY slot names an expert"
         )
-        for slot in held.tolist():
-            key = self.key(slot)
-            assert key is not None, f"slot {slot} is held by nobody"
-            assert self._slot_of[key] == slot, f"slot {slot} says {key}, the table disagrees"
-            assert slot in self.pool_range(key.layer), f"slot {slot} lies outside the pool of {key}"
+        layer, expert = self._key[held].T
+        assert (layer != NO_SLOT).all(), f"of slots {held[layer == NO_SLOT]}, none is held by anybody"
+        strayed = held[self._slot_of[layer, expert] != held]
+        assert not strayed.size, f"slots {strayed} say {self._key[strayed].tolist()}, the table disagrees"
+        first, end = np.array([(pool.start, pool.stop) for pool in self._pools])[layer].T
+        outside = held[(held < first) | (held >= end)]
+        assert not outside.size, f"slots {outside} lie outside the pools of {self._key[outside].tolist()}"
         num_mapped = int(np.count_nonzero(self._slot_of != NO_SLOT))
         assert num_mapped == held.size, f"{num_mapped} experts mapped != {held.size} slots held"
 
@@ -278,7 +291,9 @@ class SlotMachine:
         slots = np.flatnonzero(candidate) + pool.start
         if not slots.size:
             return None
-        return int(slots[np.argmin(score[self._key[slots, 0], self._key[slots, 1]])])
+        scores = score[self._key[slots, 0], self._key[slots, 1]]
+        least = int(np.argmin(scores))
+        return None if scores[least] == np.inf else int(slots[least])
 
     def _clear(self, slot: int) -> None:
         layer, expert = self._key[slot].tolist()

@@ -62,3 +62,16 @@ class FakeCopier(Copier):
     def synchronize(self) -> None:
         while self.pending:
             self.arrive_next()
+
+
+class FailingCopier(FakeCopier):
+    """Fails every copy after the first `num_good`."""
+
+    def __init__(self, num_good: int) -> None:
+        super().__init__()
+        self.num_good = num_good
+
+    def submit(self, *args: object, **options: object) -> object:  # type: ignore[override]
+        if self.num_submitted >= self.num_good:
+            self.fail_next = OSError("the link is down")
+        return super().submit(*args, **options)  # type: ignore[arg-type]

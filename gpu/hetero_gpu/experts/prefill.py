@@ -48,6 +48,11 @@ class GroupedExperts:
         """Bytes of the buffers; the sort takes about 40 bytes a (token, k) more while `begin` runs."""
         return max_tokens * top_k * (form.intermediate + form.hidden) * dtype.itemsize
 
+    @property
+    def bounds(self) -> torch.Tensor:
+        """Since `begin`: expert e has `bounds[e + 1] - bounds[e]` tokens. int32 `[num_experts + 1]`."""
+        return self._bounds
+
     def begin(
         self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, *, num_experts: int
     ) -> None:

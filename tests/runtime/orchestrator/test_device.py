@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hetero_gpu.experts.decode import DecodeExperts
+from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
@@ -19,6 +20,8 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.planned import plan_for
 from tests.architectures import build_checkpoint, prompt_ids
 
@@ -46,8 +49,16 @@ def on_device(parts: Parts, top_k: int) -> DeviceOrchestrator:
     cpu = torch.device("cpu")
     modules = list(expert_modules(parts.model).values())
     kernel_form = expert_format(parts.store.layout, parts.store.forms, modules[0])
+    assert isinstance(parts.orchestrator, EagerOrchestrator)
+    prefill = GroupedOrchestrator(
+        parts.cache,
+        slabs=parts.slabs,
+        experts=GroupedExperts(kernel_form, top_k, max_tokens=64, dtype=torch.float32, device=cpu),
+        eviction=parts.orchestrator.eviction,
+        is_fetching_ahead=True,
+    )
     orchestrator = DeviceOrchestrator(
-        parts.orchestrator,  # type: ignore[arg-type]
+        prefill,
         cache=parts.cache,
         slabs=parts.slabs,
         bank=MappedBank(parts.store.records.data_ptr(), parts.store.layout.record_bytes),

@@ -6,57 +6,27 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from transformers import OlmoeConfig
-from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-from hetero_gpu import Copier, HostCopier, SlabCache, SlabPool
-from hetero_runtime.experts.record import RecordLayout
+from hetero_gpu import Copier, HostCopier
 from hetero_runtime.hf.hooks import expert_mlp
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
-from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
-from tests.gpu.fake_copier import FakeCopier
-
-NUM_LAYERS, NUM_EXPERTS, TOP_K, HIDDEN, INNER = 2, 8, 2, 16, 12
+from tests.gpu.fake_copier import FailingCopier, FakeCopier
+from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig
 
 
-class Rig:
-    """Experts with random weights behind an orchestrator with `num_slots`."""
+class Rig(CacheRig):
+    """An eager orchestrator with `num_slots`."""
 
     def __init__(self, num_slots: int, copier: Copier, *, dtype: torch.dtype = torch.float32) -> None:
-        config = OlmoeConfig(
-            hidden_size=HIDDEN, intermediate_size=INNER, num_experts=NUM_EXPERTS, num_experts_per_tok=TOP_K
-        )
-        config._experts_implementation = "eager"
-        torch.manual_seed(0)
-        self.experts = [OlmoeExperts(config).to(dtype) for _ in range(NUM_LAYERS)]
-        for module in self.experts:
-            for parameter in module.parameters():
-                parameter.data.normal_(0, 0.3)
-        layout = RecordLayout.of(
-            [("gate_up_proj", dtype, (2 * INNER, HIDDEN)), ("down_proj", dtype, (HIDDEN, INNER))]
-        )
-        eviction = make_eviction("lru", num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS)
-        self.cache = SlabCache(
-            slabs=SlabPool(num_slots, layout.record_bytes, torch.device("cpu")),
-            machine=SlotMachine(num_slots, num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS),
-            eviction=eviction,
-            copier=copier,
-            record=lambda key: self._record(layout, key),
-        )
+        super().__init__(num_slots, copier, dtype=dtype)
         self.orchestrator = EagerOrchestrator(
             self.cache,
             mlps=[expert_mlp(module) for module in self.experts],
-            materialize=layout.view,
-            eviction=eviction,
+            materialize=self.layout.view,
+            eviction=self.eviction,
             is_fetching_ahead=True,
         )
-
-    def _record(self, layout: RecordLayout, key: ExpertKey) -> torch.Tensor:
-        record = torch.zeros(layout.record_bytes, dtype=torch.uint8)
-        for name, view in layout.view(record).items():
-            view.copy_(self.experts[key.layer].get_parameter(name).detach()[key.expert])
-        return record
 
     def run(self, layer: int, experts: Iterable[int]) -> None:
         """`layer` with one token an expert."""
@@ -67,7 +37,7 @@ class Rig:
     def pass_through_all_layers(self, checkpoint: Callable[[], None]) -> None:
         """A prefill that touches every expert of every layer."""
         with self.orchestrator.pass_(Phase.PREFILL, checkpoint=checkpoint):
-            for layer in range(NUM_LAYERS):
+            for layer in range(self.num_layers):
                 self.run(layer, range(NUM_EXPERTS))
 
     @torch.no_grad()
@@ -151,16 +121,3 @@ def test_a_failing_copy_in_the_middle_of_a_layer_leaves_the_cache_whole(num_good
     rig.orchestrator.check()
     copier.num_good = 10**9
     rig.compare(9, seed=3, phase=Phase.PREFILL)
-
-
-class FailingCopier(FakeCopier):
-    """Fails every copy after the first `num_good`."""
-
-    def __init__(self, num_good: int) -> None:
-        super().__init__()
-        self.num_good = num_good
-
-    def submit(self, *args: object, **options: object) -> object:  # type: ignore[override]
-        if self.num_submitted >= self.num_good:
-            self.fail_next = OSError("the link is down")
-        return super().submit(*args, **options)  # type: ignore[arg-type]

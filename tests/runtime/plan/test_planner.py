@@ -190,6 +190,24 @@ def test_attention_with_sinks_needs_room_for_its_scores(qwen3_30b: Geometry) -> 
     assert eager.prefill - plain.prefill == scores
 
 
+def test_graph_mode_counts_the_buffers_of_grouped_prefill(qwen3_30b: Geometry) -> None:
+    eager, short, long = (
+        next(
+            row
+            for row in _plan(
+                qwen3_30b,
+                _box(),
+                {"memory": {"slabs": 64}, "execution": {"mode": mode, "max_length": length, "max_rows": 1}},
+            ).rows
+            if row.name == "workspace"
+        )
+        for mode, length in (("eager", 1024), ("graph", 1024), ("graph", 8192))
+    )
+    buffers = 1024 * 8 * ((768 + 2048) * 2 + 40)
+    assert short.prefill - eager.prefill == short.decode - eager.decode == buffers
+    assert long.decode - short.decode < 4 * buffers  # longer prompts run in chunks
+
+
 def test_report_shows_every_row(qwen3_30b: Geometry) -> None:
     plan = _plan(qwen3_30b, _box())
     written = io.StringIO()

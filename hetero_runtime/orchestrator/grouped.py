@@ -1,0 +1,191 @@
+"""The grouped orchestrator: a prompt through its experts in a few launches a layer, the link never idle.
+
+One layer of a prompt; the host waits once, for the token counts, while the device executes what is resident:
+
+    link      … ─ fetched ahead for l ─── missing of l, hottest first ─── ahead for l+1, l+2 … ───────────
+    compute   sort ─ residents ── what has arrived ── first half of the rest ── half of that … ── sum ── l+1
+    host      ───────── counts! ─ loads, waves, prefetches: submitted, none of them waited for ──
+
+Copies arrive in the order of their submission, so a wave waits for the last of its experts only. Once a wave
+is submitted its slots may be loaded again: the copies start when the wave has read them. What gives way,
+and what is fetched ahead, is for `PromptScan` to say: not the policy's recency, which would throw away what
+the next layers need, but Belady's order as far as it is known; the policy only watches.
+
+The kernels add up in their own order, so the result equals transformers' up to rounding, not in every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hetero_gpu import CacheStats, SlabCache, SlabPool
+from hetero_gpu.experts.layer_numbers import LayerNumbers
+from hetero_gpu.experts.prefill import GroupedExperts
+from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_scheduler import EvictionPolicy, ExpertKey, Popularity
+from hetero_scheduler.prompt_scan import PromptScan
+
+Counts = npt.NDArray[np.int64]
+
+AHEAD_BYTES = 512 << 20
+"""Prefetched bytes on the link at once, about 10 ms of PCIe 5: the link has work until the next layer knows
+what it needs, and what that layer misses does not wait long behind it."""
+_MOST_SPARE = 32
+"""Slots with which copies and waves follow each other without gaps, where layers to come hold all others."""
+_LAST_WAVE = 4
+"""Experts that are not worth two waves."""
+
+
+class GroupedOrchestrator(Orchestrator):
+    """Prefill only; see the module docstring.
+
+    `experts`: its `max_tokens` bound the workspace, and longer prompts run each layer in chunks, which count
+    in the stats as passes of their own. `is_fetching_ahead`: whether layers to come are prefetched.
+    """
+
+    def __init__(
+        self,
+        cache: SlabCache,
+        *,
+        slabs: SlabPool,
+        experts: GroupedExperts,
+        eviction: EvictionPolicy,
+        is_fetching_ahead: bool,
+    ) -> None:
+        self._cache, self._slabs, self._experts, self._eviction = cache, slabs, experts, eviction
+        self._num_layers, self._num_experts = eviction.score.shape
+        self._popularity = Popularity(self._num_layers, self._num_experts)
+        self._numbers = LayerNumbers(self._num_experts, slabs.memory.device)
+        self._is_fetching_ahead = is_fetching_ahead
+        self._scan: PromptScan | None = None
+        self._checkpoint: Callable[[], None] = _go_on
+
+    @contextmanager
+    def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
+        assert phase is Phase.PREFILL, f"grouped experts are for prompts, not for {phase.value}"
+        self._checkpoint, self._scan = checkpoint, None
+        try:
+            yield
+        except BaseException:
+            self._cache.settle()
+            raise
+        finally:
+            self._checkpoint, self._scan = _go_on, None
+
+    def run_layer(
+        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        self._checkpoint()
+        num_tokens, top_k = top_k_index.shape
+        self._scan = self._scan or PromptScan(self._popularity, num_tokens=num_tokens, top_k=top_k)
+        out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+        total = np.zeros(self._num_experts, dtype=np.int64)
+        for begin in range(0, num_tokens, self._experts.max_tokens):
+            part = slice(begin, begin + self._experts.max_tokens)
+            self._experts.begin(
+                hidden[part], top_k_index[part], top_k_weights[part], num_experts=self._num_experts
+            )
+            total += self._execute(layer, self._scan, is_last=part.stop >= num_tokens)
+            self._experts.finish(out[part])
+        self._eviction.observe(layer, total)
+        self._popularity.observe(layer, total)
+        if self._is_fetching_ahead:
+            self._fetch_ahead(self._scan)
+        return out
+
+    def device_stats(self) -> CacheStats:
+        return CacheStats()
+
+    def check(self) -> None:
+        self._cache.check()
+
+    # ---- stages of one layer
+
+    def _execute(self, layer: int, scan: PromptScan, *, is_last: bool) -> Counts:
+        """Submit every wave of the tokens that have begun. Returns the tokens of each expert."""
+        self._numbers.ask(self._experts.bounds)
+        residents = self._cache.residents(layer)
+        self._launch(layer, residents)  # needed or not: an expert without tokens takes no time
+        tokens = self._numbers.tokens_per_expert()
+        scan.begin(layer, tokens, is_last=is_last)
+        self._cache.begin_layer(layer, frozenset(_keys(layer, np.flatnonzero(tokens))))
+        is_awaited = tokens > 0
+        is_awaited[residents] = False
+        scan.mark_executed(residents[tokens[residents] > 0])
+        here = self._cache.residents(layer)  # prefetches that have arrived meanwhile
+        self._wave(scan, here[is_awaited[here]])
+        is_awaited[here] = False
+        self._load_and_execute(scan, is_awaited, tokens)
+        return tokens
+
+    def _load_and_execute(self, scan: PromptScan, is_awaited: npt.NDArray[np.bool_], tokens: Counts) -> None:
+        """The awaited experts, which are on the link or not even that."""
+        is_absent = self._cache.absent(scan.layer)
+        on_the_way = np.flatnonzero(is_awaited & ~is_absent)
+        waiting = [key.expert for key in self._cache.by_arrival(_keys(scan.layer, on_the_way))]
+        missing = np.flatnonzero(is_awaited & is_absent)
+        for expert in missing[np.argsort(-tokens[missing], kind="stable")].tolist():
+            while not self._load(ExpertKey(scan.layer, expert), scan, num_waiting=len(waiting)):
+                self._first_half(scan, waiting)
+            waiting.append(expert)
+        while waiting:
+            self._first_half(scan, waiting)
+
+    def _load(self, key: ExpertKey, scan: PromptScan, *, num_waiting: int) -> bool:
+        """False when a wave of the `num_waiting` experts submitted before should make room first."""
+        if self._cache.load(key, score=scan.score):
+            return True
+        if num_waiting >= self._spare(key.layer):
+            return False
+        is_loading = self._cache.load(key, score=scan.last_resort())
+        assert is_loading or num_waiting, f"no slot can be freed for {key}: {self._cache.counts()}"
+        return is_loading
+
+    def _first_half(self, scan: PromptScan, waiting: list[int]) -> None:
+        """Execute the half of `waiting` that arrives first, and take it off; of a few, all."""
+        num = len(waiting) if len(waiting) <= _LAST_WAVE else len(waiting) // 2
+        self._wave(scan, np.array(waiting[:num]))
+        del waiting[:num]
+
+    def _wave(self, scan: PromptScan, experts: Counts) -> None:
+        self._launch(scan.layer, experts)
+        scan.mark_executed(experts)
+
+    def _launch(self, layer: int, experts: Counts) -> None:
+        """Execute `experts`, resident or on their way, and give their slots free."""
+        if not len(experts):
+            return
+        keys = _keys(layer, experts)
+        self._cache.wait_all(keys)
+        slots = np.array([self._cache.slot(key) for key in keys])
+        self._experts.add(self._slabs.memory, *self._numbers.send(experts, slots))
+        self._cache.release(keys)
+
+    def _fetch_ahead(self, scan: PromptScan) -> None:
+        """Prefetch what the next layers probably need, the nearest first, until the link has enough to do."""
+        room = AHEAD_BYTES // self._slabs.record_bytes - self._cache.num_on_the_way()
+        for layer in range(scan.layer + 1, self._num_layers):
+            expected = scan.expected(layer)
+            budget = min(room, self._cache.num_available(layer) - self._spare(layer))
+            for key in _keys(layer, expected[self._cache.absent(layer)[expected]][: max(0, budget)]):
+                if not self._cache.prefetch(key, score=scan.score):
+                    break
+                room -= 1
+            if room <= 0:
+                return
+
+    def _spare(self, layer: int) -> int:
+        return max(1, min(_MOST_SPARE, self._cache.pool_size(layer) // 8))
+
+
+def _keys(layer: int, experts: Counts) -> list[ExpertKey]:
+    return [ExpertKey(layer, expert) for expert in experts.tolist()]
+
+
+def _go_on() -> None:
+    return
