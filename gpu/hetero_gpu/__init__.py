@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hetero_gpu.slab_cache import CacheStats, SlabCache
-from hetero_gpu.slabs import SlabPool
-from hetero_gpu.transfer import Copier, Fence, HostCopier, Transfer
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from hetero_gpu.host_memory import Registration
+    from hetero_gpu.packed import PackedLayout
+    from hetero_gpu.slab_cache import CacheStats, SlabCache
+    from hetero_gpu.slabs import SlabPool
+    from hetero_gpu.transfer import Copier, Fence, HostCopier, Transfer
 
 __all__ = [
     "CacheStats",
@@ -24,15 +24,43 @@ __all__ = [
     "make_copier",
 ]
 
+_HOME = {"CacheStats": "slab_cache", "SlabCache": "slab_cache", "SlabPool": "slabs"}
 
-def make_copier(device: torch.device, *, registration: Registration, record_bytes: int) -> Copier:
-    """The copier for `device`. `registration`: how CUDA may read the host bank, whose records it copies."""
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a memory plan asks for the size of a packed record and needs no torch for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'transfer')}"), name)
+
+
+def make_copier(
+    device: torch.device,
+    *,
+    registration: Registration,
+    record_bytes: int,
+    packing: PackedLayout | None = None,
+) -> Copier:
+    """The copier for `device`. `registration`: how CUDA may read the host bank, whose records it copies.
+
+    `record_bytes`: of a record as the bank has it. `packing`: the layout of packed records; None: plain ones.
+    """
     if device.type == "cpu":
+        from hetero_gpu.transfer import HostCopier
+
+        assert packing is None, "records are packed for a link; device cpu has none"
         return HostCopier()
-    from hetero_gpu.cuda_transfer import CudaCopier
+    from hetero_gpu.cuda_transfer import CopyBytes, CudaCopier, copy_directly
 
-    if registration.kind != "staging":
-        return CudaCopier(device)
-    from hetero_gpu.staging import StagingRing
+    copy: CopyBytes = copy_directly
+    if registration.kind == "staging":
+        from hetero_gpu.staging import StagingRing
 
-    return CudaCopier(device, copy=StagingRing(buffer_bytes=record_bytes).copy)
+        copy = StagingRing(buffer_bytes=record_bytes).copy
+    if packing is None:
+        return CudaCopier(device, copy=copy)
+    from hetero_gpu.packed.copier import PackedCopier
+
+    return PackedCopier(device, packing, copy=copy)

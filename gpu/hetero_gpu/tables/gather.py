@@ -6,7 +6,8 @@
 
 The device itself starts the loads (SeqMoE §8.2): `ensure` left (slot, key) pairs and their count in the
 tables. A few programs stride over (miss, chunk): that already fills the link and leaves the GPU to others.
-The last program to finish takes back the pause that `ensure` raised for the prefetch worker.
+The last program to finish takes back the pause that `ensure` raised for the prefetch worker. A bank of packed
+records is read by `gather_packed`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
+from hetero_gpu.tables.gather_packed import NUM_PROGRAMS as PACKED_PROGRAMS
+from hetero_gpu.tables.gather_packed import gather_packed
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_gpu.zero_copy import NUM_PROGRAMS, device_address
 
@@ -31,10 +35,14 @@ _COUNTERS = tl.constexpr(NUM_COUNTERS)
 
 @dataclass(frozen=True)
 class MappedBank:
-    """All records in the order of their keys (layer * num_experts + expert), as the device addresses them."""
+    """All records in the order of their keys (layer * num_experts + expert), as the device addresses them.
+
+    `record_bytes`: from one record to the next. `packing`: the layout of packed records; None: plain ones.
+    """
 
     address: int
     record_bytes: int
+    packing: PackedLayout | None = None
 
     def __post_init__(self) -> None:
         if self.address % 16 or self.record_bytes % 16:
@@ -42,9 +50,18 @@ class MappedBank:
                 f"a bank at {self.address:#x} with records of {self.record_bytes} bytes: "
                 f"both must be multiples of 16"
             )
+        if self.packing is not None and self.packing.packed_bytes != self.record_bytes:
+            raise ValueError(
+                f"records of {self.record_bytes} bytes, packed in a layout of {self.packing.packed_bytes}"
+            )
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes that a record takes in its slab."""
+        return self.record_bytes if self.packing is None else self.packing.plain_bytes
 
     @classmethod
-    def of(cls, records: torch.Tensor, record_bytes: int) -> Self:
+    def of(cls, records: torch.Tensor, record_bytes: int, packing: PackedLayout | None = None) -> Self:
         """The bank `records` (host uint8, contiguous, registered with CUDA in any number of pieces).
 
         Raises RuntimeError when it is not registered, or when the device sees the pieces apart.
@@ -54,7 +71,7 @@ class MappedBank:
         last = records.nbytes - record_bytes
         if device_address(start + last) != address + last:
             raise RuntimeError("the device maps the pieces of the registered bank apart; it needs one range")
-        return cls(address, record_bytes)
+        return cls(address, record_bytes, packing)
 
 
 def gather(
@@ -63,16 +80,29 @@ def gather(
     *,
     bank: MappedBank,
     slabs: SlabPool,
-    num_programs: int = NUM_PROGRAMS,
+    num_programs: int | None = None,
 ) -> None:
     """Load the records that the last `ensure` (of `layer`) listed. Asynchronous, capturable in a CUDA graph;
-    what is submitted to the stream afterwards sees the bytes. Same result as `gather_reference`."""
-    if slabs.record_bytes != bank.record_bytes or slabs.num_slabs != tables.num_slots:
+    what is submitted to the stream afterwards sees the bytes. Same result as `gather_reference`.
+
+    `num_programs`: None takes as many as fill a PCIe 5 link.
+    """
+    if slabs.record_bytes != bank.slab_bytes or slabs.num_slabs != tables.num_slots:
         raise ValueError(
             f"{slabs.num_slabs} slabs of {slabs.record_bytes} bytes do not fit {tables.num_slots} slots and "
-            f"records of {bank.record_bytes}"
+            f"records of {bank.slab_bytes}"
         )
-    _gather_kernel[(num_programs,)](
+    if bank.packing is not None:
+        gather_packed(
+            tables,
+            layer,
+            bank_address=bank.address,
+            layout=bank.packing,
+            slabs=slabs,
+            num_programs=num_programs or PACKED_PROGRAMS,
+        )
+        return
+    _gather_kernel[(num_programs or NUM_PROGRAMS,)](
         bank.address,
         slabs.memory.view(torch.int32),
         tables.miss_slot,
@@ -89,7 +119,7 @@ def gather(
 
 
 def gather_reference(tables: DeviceTables, records: torch.Tensor, slabs: SlabPool) -> None:
-    """What `gather` must leave in the slabs. `records`: the bank, uint8 `[keys, record_bytes]`."""
+    """What `gather` must leave in the slabs. `records`: plain, uint8 `[keys, record_bytes]`."""
     for i in range(int(tables.miss_count.item())):
         slabs.slab(int(tables.miss_slot[i])).copy_(records[int(tables.miss_key[i])])
 
