@@ -1,9 +1,10 @@
 """Everything that is measured on a GPU machine, as one command; a part that fails leaves the others alone.
 
-    python3 -m bench.gpu_all --out DIR --corpus CORPUS [--work FOLDER] [--layers 16]
+    python3 -m bench.gpu_all --out DIR --corpus CORPUS [--work FOLDER] [--layers 16] [--freetoken-site SITE]
 
-DIR gets the result files, FOLDER (20 GB for 16 layers, on the disk that is to be measured) the checkpoint. On
-a copy of the tree without its history, set BENCH_COMMIT to the commit that it is.
+DIR gets the result files, FOLDER (20 GB for 16 layers, on the disk that is to be measured) the checkpoint;
+FreeToken is measured where SITE has its wheels. On a copy of the tree without its history, set BENCH_COMMIT
+to the commit that it is.
 """
 
 from __future__ import annotations
@@ -30,22 +31,27 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def parts_of(out: Path, corpus: Path, work: Path, layers: int) -> list[Part]:
-    """The parts in their order."""
+def parts_of(out: Path, corpus: Path, work: Path, layers: int, *, site: Path | None = None) -> list[Part]:
+    """The parts in their order. `site`: where FreeToken is installed, if it is."""
     checkpoint, routing = str(work / "checkpoint"), str(work / "routing.safetensors")
     measured = ("--checkpoint", checkpoint, "--layers", str(layers), "--results", str(out))
+    replayed = (*measured, "--routing", routing)
+    both = ("checkpoint", "routing")
+    peer = ("--checkpoint", checkpoint, "--routing", routing, "--results", str(out))
     record = ("bench.routing_replay", "--corpus", str(corpus), "--out", routing)
-    return [
+    parts = [
         Part("routing", record, 60),
         Part("checkpoint", ("bench.models.random_checkpoint", checkpoint, "--layers", str(layers)), 150),
         Part("load", ("bench.load_checkpoint", *measured), 200, ("checkpoint",)),
-        Part(
-            "decode",
-            ("bench.eager_decode", *measured, "--routing", routing, "--seconds", "70"),
-            240,
-            ("checkpoint", "routing"),
-        ),
+        Part("decode", ("bench.eager_decode", *replayed, "--seconds", "70"), 240, both),
+        Part("graph", ("bench.graph_decode", *replayed), 180, both),
+        Part("breakdown", ("bench.step_breakdown", *replayed), 120, both),
+        Part("context", ("bench.context_decode", *measured), 90, ("checkpoint",)),
     ]
+    if site is not None:
+        words = ("bench.against_freetoken", *peer, "--freetoken-site", str(site))
+        parts.append(Part("freetoken", words, 300, both))
+    return parts
 
 
 def run(parts: Sequence[Part]) -> list[str]:
@@ -86,9 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "bench-work")
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--freetoken-site", type=Path, help="where FreeToken's wheels were installed")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
-    failed = run(parts_of(options.out, options.corpus, options.work, options.layers))
+    parts = parts_of(options.out, options.corpus, options.work, options.layers, site=options.freetoken_site)
+    failed = run(parts)
     print_results(options.out)
     print("\n".join(["failed:", *failed]) if failed else "all parts done")
     return len(failed)

@@ -15,39 +15,44 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import operator
 import re
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.machine import command_line, git_commit, machine_facts
 
+T = TypeVar("T")
 RESULTS = Path(__file__).resolve().parent / "results"
 
+_RELATIONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 _ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
-_TARGET = re.compile(r"(>=|<=)\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
+_TARGET = re.compile(r"(>=|<=|==)\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound that a row's value is held to: `>=0.8` or `<=1.1`."""
+    """A bound that a row's value is held to: `>=0.8`, `<=1.1` or `==0`."""
 
     relation: str
     bound: float
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read `>=NUMBER` or `<=NUMBER`; anything else is a ValueError that shows the text."""
+        """Read `>=NUMBER`, `<=NUMBER` or `==NUMBER`; anything else is a ValueError that shows the text."""
         match = _TARGET.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"target {text!r} is neither '>=NUMBER' nor '<=NUMBER'")
+            raise ValueError(f"target {text!r} is none of '>=NUMBER', '<=NUMBER', '==NUMBER'")
         return cls(match[1], float(match[2]))
 
     def is_met(self, value: float) -> bool:
-        return value >= self.bound if self.relation == ">=" else value <= self.bound
+        """Whether `value` keeps to the bound."""
+        return bool(_RELATIONS[self.relation](value, self.bound))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +156,17 @@ class ResultFile:
             value, mark = f"{row.value:.4g}", marks[row.is_met]
             table.add_row(row.id, value, row.unit, row.target, mark, row.reference, row.note)
         Console().print(table)
+
+
+def attempt(what: str, function: Callable[[], T]) -> T | None:
+    """Run one part of a bench. If it fails its traceback is printed and None returned: the rows of the other
+    parts are worth having."""
+    try:
+        return function()
+    except Exception:
+        print(f"FAILED: {what}", flush=True)
+        traceback.print_exc()
+        return None
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from bench.harness import RESULTS, ResultFile, Row
 from bench.load_rss import LoadMemory, measure_load_memory
 from bench.models.random_checkpoint import add_geometry, ensure_checkpoint, geometry_of
 from hetero_runtime.checkpoint import Checkpoint
-from hetero_runtime.engine import config_from
 from hetero_runtime.experts.extent_reader import ReadPath
 from hetero_runtime.experts.sources import ExpertsModule
 from hetero_runtime.experts.store import load_store
 from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.loading import build_skeleton
 from hetero_runtime.planned import plan_for
+from hetero_runtime.source import config_from
 
 DEVICE = "cuda"
 

@@ -20,7 +20,7 @@ from hetero_runtime.errors import ConfigError
 
 
 def trace_to(path: Path | None) -> AbstractContextManager[None]:
-    """Record what runs inside and write it to `path` (`.json`, or `.json.gz`: compressed), also after an error;
+    """Record what runs inside and write it to `path` (`.json`, or compressed `.json.gz`), after an error too;
     None records nothing.
 
     Raises ConfigError at once, so before anything is loaded, when nothing can be written there.

@@ -27,12 +27,15 @@ def test_part_that_hangs_is_ended() -> None:
 
 
 def test_parts_name_modules_and_parts_that_exist() -> None:
-    parts = parts_of(Path("out"), Path("corpus"), Path("work"), 16)
+    parts = parts_of(Path("out"), Path("corpus"), Path("work"), 16, site=Path("site"))
     root = Path(__file__).resolve().parents[2]
     names = [part.name for part in parts]
     for i, part in enumerate(parts):
         assert (root / f"{part.words[0].replace('.', '/')}.py").is_file()
         assert set(part.needs) <= set(names[:i])
+    without = parts_of(Path("out"), Path("corpus"), Path("work"), 16)
+    assert [part.name for part in without] == names[:-1]
+    assert names[-1] == "freetoken"
 
 
 def test_results_are_printed_one_row_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
