@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     geometry = geometry_of(options)
     folder = ensure_checkpoint(options.checkpoint, geometry)
-    longest = max(options.lengths) + options.tokens
+    longest = max(options.lengths) + 2 * options.tokens  # with room to spare
     plan = Plan(folder, options.device, options.tokens, (longest,), options.runs)
     case = Case("lru", 1.0, "graph" if options.device == "cuda" else "eager")
     loaded = load(plan, case, None)

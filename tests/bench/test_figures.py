@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench import decode_case
 from bench.figures import ChildError, Figures, measure_in_child
+from hetero_runtime import assembly, graph
 
 FIGURES = Figures(
     engine="made up",
@@ -57,6 +61,22 @@ def test_our_engine_as_a_child(checkpoint: Path, routing: Path, capsys: pytest.C
     assert figures.hit_rate is not None
     assert 0 < figures.hit_rate < 1
     assert figures.slots == 14
+
+
+def test_start_is_what_assembling_an_engine_spends_on_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = SimpleNamespace()
+
+    def capture(*_: object, **__: object) -> SimpleNamespace:
+        time.sleep(0.02)
+        return captured
+
+    monkeypatch.setattr(graph, "capture", capture)
+    config: Any = SimpleNamespace(execution=SimpleNamespace(mode="graph", max_rows=1, max_length=8))
+    parts: Any = SimpleNamespace(experts=[], orchestrator=SimpleNamespace(run_layer=None))
+    with decode_case._captures_timed() as seconds:
+        assert assembly._choose_mode(config, parts) is captured
+    assert 0.02 <= sum(seconds) < 5
+    assert graph.capture is capture
 
 
 def test_our_engine_as_a_child_all_resident_without_a_recording(
