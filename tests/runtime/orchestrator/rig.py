@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
@@ -10,7 +12,16 @@ from hetero_gpu import Copier, SlabCache, SlabPool
 from hetero_runtime.experts.record import RecordLayout
 from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
 
-NUM_EXPERTS, TOP_K, HIDDEN, INNER = 8, 2, 16, 12
+NUM_EXPERTS, TOP_K, HIDDEN = 8, 2, 16
+
+
+class Sizes(NamedTuple):
+    """Of a layer's experts."""
+
+    num_experts: int = NUM_EXPERTS
+    top_k: int = TOP_K
+    hidden: int = HIDDEN
+    inner: int = 12
 
 
 class CacheRig:
@@ -23,11 +34,16 @@ class CacheRig:
         *,
         num_layers: int = 2,
         layer_slots: list[int] | None = None,
+        sizes: Sizes = Sizes(),  # noqa: B008 (a tuple)
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
+        self.sizes, self.num_layers = sizes, num_layers
         config = OlmoeConfig(
-            hidden_size=HIDDEN, intermediate_size=INNER, num_experts=NUM_EXPERTS, num_experts_per_tok=TOP_K
+            hidden_size=sizes.hidden,
+            intermediate_size=sizes.inner,
+            num_experts=sizes.num_experts,
+            num_experts_per_tok=sizes.top_k,
         )
         config._experts_implementation = "eager"
         torch.manual_seed(0)
@@ -35,11 +51,9 @@ class CacheRig:
         for module in self.experts:
             for parameter in module.parameters():
                 parameter.data.normal_(0, 0.3)
-        self.layout = RecordLayout.of(
-            [("gate_up_proj", dtype, (2 * INNER, HIDDEN)), ("down_proj", dtype, (HIDDEN, INNER))]
-        )
-        self.num_layers = num_layers
-        self.eviction = make_eviction("lru", num_layers=num_layers, num_experts=NUM_EXPERTS)
+        up, down = (2 * sizes.inner, sizes.hidden), (sizes.hidden, sizes.inner)
+        self.layout = RecordLayout.of([("gate_up_proj", dtype, up), ("down_proj", dtype, down)])
+        self.eviction = make_eviction("lru", num_layers=num_layers, num_experts=sizes.num_experts)
         self.slabs = SlabPool(num_slots, self.layout.record_bytes, torch.device(device))
         is_pinned = device == "cuda"
         records = {
@@ -48,7 +62,7 @@ class CacheRig:
         self.cache = SlabCache(
             slabs=self.slabs,
             machine=SlotMachine(
-                num_slots, num_layers=num_layers, num_experts=NUM_EXPERTS, layer_slots=layer_slots
+                num_slots, num_layers=num_layers, num_experts=sizes.num_experts, layer_slots=layer_slots
             ),
             eviction=self.eviction,
             copier=copier,
@@ -56,7 +70,9 @@ class CacheRig:
         )
 
     def all_keys(self) -> list[ExpertKey]:
-        return [ExpertKey(layer, e) for layer in range(self.num_layers) for e in range(NUM_EXPERTS)]
+        return [
+            ExpertKey(layer, e) for layer in range(self.num_layers) for e in range(self.sizes.num_experts)
+        ]
 
     def _record(self, key: ExpertKey) -> torch.Tensor:
         record = torch.zeros(self.layout.record_bytes, dtype=torch.uint8)
