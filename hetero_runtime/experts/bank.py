@@ -40,14 +40,24 @@ class HostBank:
             _advise_huge_pages(mapping)
         self._mapping = mapping
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
-        start = -whole.data_ptr() % HUGE_PAGE_BYTES
-        self._bytes: torch.Tensor | None = whole[start : start + num_bytes]
+        self._start = -whole.data_ptr() % HUGE_PAGE_BYTES
+        self._bytes: torch.Tensor | None = whole[self._start : self._start + num_bytes]
 
     @property
     def bytes(self) -> torch.Tensor:
         """The bank, uint8 `[num_bytes]`, without a copy."""
         assert self._bytes is not None, "the bank is closed"
         return self._bytes
+
+    def shrink(self, num_bytes: int) -> None:
+        """Keep the first `num_bytes` and give the rest back to the system, at once; before `register`."""
+        assert self.registration is None, "CUDA holds the pages of a registered bank"
+        assert 0 < num_bytes <= self.num_bytes, f"{num_bytes} of {self.num_bytes} bytes"
+        first = self._start + -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        rest = self._start + self.num_bytes - first
+        if rest > 0:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, rest)
+        self.num_bytes, self._bytes = num_bytes, self.bytes[:num_bytes]
 
     def register(self, *, chunk_bytes: int) -> Registration:
         """Register the filled bank with CUDA, `chunk_bytes` (a multiple of a record) at a time."""

@@ -2,10 +2,13 @@
 
 checkpoint ──reads, sorted by file and offset──► threads ──► bank: layer 0: |rec 0|rec 1|...|
                                                                    layer 1: |rec 0|rec 1|...|
+
+For a device behind a link the records may be packed once they are all there (`packing`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,10 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hetero_gpu.packed import PackedLayout
+from hetero_gpu.packed.reference import unpack_reference
 from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.extent_reader import DirectRefused, ExtentReader, PathChoice, ReadPath
 from hetero_runtime.experts.formats import WeightForm, materialize
 from hetero_runtime.experts.oracle import check_expert
+from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.reads import EXTENT_BYTES, Extent, group_reads
 from hetero_runtime.experts.record import RecordLayout
 from hetero_runtime.experts.sources import ExpertPlan, ExpertsModule, plan_experts
@@ -24,6 +30,8 @@ from hetero_scheduler.keys import ExpertKey
 
 if TYPE_CHECKING:
     from hetero_gpu.host_memory import Registration
+
+log = logging.getLogger(__name__)
 
 PROBES_A_THREAD = 4
 """Extents that each thread reads each way before the faster way is chosen."""
@@ -40,10 +48,14 @@ class Progress(Protocol):
 
 
 class ExpertStore:
-    """All routed experts in host memory. Records never change, so any number of threads may read them."""
+    """All routed experts in host memory. Records never change, so any number of threads may read them.
 
-    def __init__(self, plan: ExpertPlan, bank: HostBank) -> None:
+    `packing`: how the bank has its records; None: plain, as `layout` says.
+    """
+
+    def __init__(self, plan: ExpertPlan, bank: HostBank, packing: PackedLayout | None = None) -> None:
         self.layout: RecordLayout = plan.layout
+        self.packing = packing
         self.forms: dict[str, WeightForm] = plan.forms
         self.num_layers = len(plan.modules)
         self.num_experts = plan.num_experts
@@ -53,6 +65,11 @@ class ExpertStore:
     def bank_bytes(self) -> int:
         """Bytes of host memory that the records take."""
         return self._bank.num_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that one record takes in the bank."""
+        return self.layout.record_bytes if self.packing is None else self.packing.packed_bytes
 
     @property
     def is_registered(self) -> bool:
@@ -65,20 +82,26 @@ class ExpertStore:
         return self._bank.bytes
 
     def record(self, key: ExpertKey) -> torch.Tensor:
-        """The record of one expert: uint8 `[record_bytes]`, a view of the bank."""
+        """One expert as the bank has it: uint8 `[stored_bytes]`, a view."""
         assert key.layer in range(self.num_layers), f"no layer for {key}"
         assert key.expert in range(self.num_experts), f"no expert for {key}"
-        start = (key.layer * self.num_experts + key.expert) * self.layout.record_bytes
-        return self._bank.bytes[start : start + self.layout.record_bytes]
+        start = (key.layer * self.num_experts + key.expert) * self.stored_bytes
+        return self._bank.bytes[start : start + self.stored_bytes]
+
+    def plain_record(self, key: ExpertKey) -> torch.Tensor:
+        """One expert as a slab has it: uint8 `[record_bytes]`; a view, or of a packed record a copy."""
+        if self.packing is None:
+            return self.record(key)
+        return torch.from_numpy(unpack_reference(self.record(key).numpy(), self.packing))
 
     def materialize(self, record: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Parameters of the expert whose record this is (in the bank or in a slab), in `dtype`."""
+        """Parameters of the expert whose plain record this is (`plain_record` or a slab), in `dtype`."""
         return materialize(self.layout.view(record), self.forms, dtype)
 
     def register(self) -> Registration:
         """Register the bank with CUDA; the answer says what the machine allowed."""
-        records = max(1, REGISTER_BYTES // self.layout.record_bytes)
-        return self._bank.register(chunk_bytes=records * self.layout.record_bytes)
+        records = max(1, REGISTER_BYTES // self.stored_bytes)
+        return self._bank.register(chunk_bytes=records * self.stored_bytes)
 
     def close(self) -> None:
         """Unregister the bank and free it. No view of a record may be used after that."""
@@ -91,25 +114,48 @@ def load_store(
     threads: int,
     progress: Progress | None = None,
     read_path: ReadPath | None = None,
+    is_packed: bool = False,
 ) -> ExpertStore:
     """Read all routed experts (see `hf.conversion.split_checkpoint`) with `threads` threads.
 
-    `read_path`: None measures and chooses. One expert is compared with what transformers' own operations
-    make of it. Raises CheckpointError (bad checkpoint, failing read) or DeviceError (no room), and then
-    leaves nothing behind.
+    `read_path`: None measures and chooses. `is_packed`: pack the records if they can be; if not, the log
+    says so. One expert is compared with what transformers' own operations make of it. Raises CheckpointError
+    (bad checkpoint, failing read) or DeviceError (no room), and then leaves nothing behind.
     """
     plan = plan_experts(modules)
     extents = group_reads(plan.reads())
+    packing = packing_of(plan.layout) if is_packed else None
     bank = HostBank(plan.bank_bytes)
+    work = _Work(progress, sum(e.num_bytes for e in extents), bank.num_bytes if packing is not None else 0)
     try:
-        _fill_bank(bank, extents, threads=threads, progress=progress, read_path=read_path)
-        store = ExpertStore(plan, bank)
+        _fill_bank(bank, extents, threads=threads, work=work, read_path=read_path)
+        if packing is not None and not pack_bank(bank, packing, threads=threads, progress=work.packed):
+            log.warning("experts stay plain: their exponents vary too much to be packed")
+            work.packed(bank.num_bytes)
+            packing = None
+        store = ExpertStore(plan, bank, packing)
         key = ExpertKey(store.num_layers - 1, store.num_experts - 1)
-        check_expert(plan, key, store.layout.view(store.record(key)))
+        check_expert(plan, key, store.layout.view(store.plain_record(key)))
     except BaseException:
         bank.close()
         raise
     return store
+
+
+class _Work:
+    """Bytes to read and then to pack, told to `progress` as one number."""
+
+    def __init__(self, progress: Progress | None, read_bytes: int, pack_bytes: int) -> None:
+        self._progress, self._read_bytes, self._total = progress, read_bytes, read_bytes + pack_bytes
+
+    def read(self, bytes_done: int) -> None:
+        """So many bytes are read."""
+        if self._progress is not None:
+            self._progress(bytes_done, self._total)
+
+    def packed(self, bytes_done: int) -> None:
+        """All is read, and so many bytes are packed."""
+        self.read(self._read_bytes + bytes_done)
 
 
 def _fill_bank(
@@ -117,7 +163,7 @@ def _fill_bank(
     extents: list[Extent],
     *,
     threads: int,
-    progress: Progress | None,
+    work: _Work,
     read_path: ReadPath | None,
 ) -> None:
     num_probes = PROBES_A_THREAD * threads
@@ -125,15 +171,14 @@ def _fill_bank(
     choice = PathChoice(
         num_probes=num_probes, fixed=None if is_worth_choosing else read_path or ReadPath.DIRECT
     )
-    total, done = sum(extent.num_bytes for extent in extents), 0
+    done = 0
     longest = max((extent.end - extent.begin for extent in extents), default=EXTENT_BYTES)
     reader = ExtentReader(bank.bytes, scratch_bytes=longest)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="expert-read")
     try:
         for future in as_completed([pool.submit(_read_one, reader, extent, choice) for extent in extents]):
             done += future.result()
-            if progress is not None:
-                progress(done, total)
+            work.read(done)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         reader.close()
