@@ -15,10 +15,19 @@ import ctypes
 
 import numba
 import numpy as np
+import torch
 from numba import types
 
 from hetero_gpu.control import CopyEngine
-from hetero_gpu.control.host_atomics import load_acquire, store_release
+from hetero_gpu.control.copy_engine import sleep_address
+from hetero_gpu.control.host_atomics import (
+    call_copy,
+    call_query,
+    call_record,
+    call_sleep,
+    load_acquire,
+    store_release,
+)
 
 LINK_ERROR = 700
 _NOT_READY = 600
@@ -109,3 +118,61 @@ class FakeLink:
 
     def stick(self, is_stuck: bool) -> None:
         self._state[_STUCK] = is_stuck
+
+
+_SLEEP_US, _FAILS, _REAL_STUCK, _COPY_AT, _RECORD_AT, _QUERY_AT, _STREAM, _SLEEP_AT = range(8)
+
+
+@numba.cfunc(types.int32(types.int64, types.int64, types.int64, types.int32, types.int64))
+def _real_copy(to, source, num_bytes, kind, state):
+    if _get(state, _FAILS) != 0:
+        return LINK_ERROR
+    if _get(state, _SLEEP_US) > 0:
+        call_sleep(_get(state, _SLEEP_AT), _get(state, _SLEEP_US))
+    return call_copy(_get(state, _COPY_AT), to, source, num_bytes, _get(state, _STREAM))
+
+
+@numba.cfunc(types.int32(types.int64, types.int64))
+def _real_record(event, state):
+    return call_record(_get(state, _RECORD_AT), _get(event, 0), _get(state, _STREAM))
+
+
+@numba.cfunc(types.int32(types.int64))
+def _real_query(event):
+    state = _get(event, 1)
+    return _NOT_READY if _get(state, _REAL_STUCK) != 0 else call_query(_get(state, _QUERY_AT), _get(event, 0))
+
+
+class RealLink:
+    """CUDA's own copies, until one of the knobs is turned; the same knobs as FakeLink."""
+
+    def __init__(self, device: torch.device) -> None:
+        real = CopyEngine.cuda(device)
+        self._state = np.zeros(8 + 2 * len(real.events), dtype=np.int64)
+        self._state[_COPY_AT : _SLEEP_AT + 1] = (
+            real.copy,
+            real.record,
+            real.query,
+            real.stream,
+            sleep_address(),
+        )
+        base = self._state.ctypes.data
+        for i, event in enumerate(real.events):
+            self._state[8 + 2 * i :][:2] = event, base
+        self.engine = CopyEngine(
+            copy=_real_copy.address,
+            record=_real_record.address,
+            query=_real_query.address,
+            stream=base,
+            events=tuple(base + 8 * (8 + 2 * i) for i in range(len(real.events))),
+            keep=(self, real),
+        )
+
+    def set_delay(self, microseconds: int) -> None:
+        self._state[_SLEEP_US] = microseconds
+
+    def fail_from_now_on(self) -> None:
+        self._state[_FAILS] = 1
+
+    def stick(self, is_stuck: bool) -> None:
+        self._state[_REAL_STUCK] = is_stuck
