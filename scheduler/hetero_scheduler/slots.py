@@ -153,6 +153,11 @@ class SlotMachine:
         is_absent: npt.NDArray[np.bool_] = self._slot_of[layer] == NO_SLOT
         return is_absent
 
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Whether each expert is resident or on its way. `[num_layers, num_experts]`"""
+        is_present: npt.NDArray[np.bool_] = self._slot_of != NO_SLOT
+        return is_present
+
     def num_available(self, layer: int) -> int:
         """Slots of `layer`'s pool that a reservation could take now (EMPTY or evictable)."""
         pool = self.pool_range(layer)

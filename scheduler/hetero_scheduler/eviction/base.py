@@ -8,6 +8,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from hetero_scheduler.predict.base import Forecast
+
 
 class EvictionPolicy(ABC):
     """Eviction is a score: whoever scores least among the evictable leaves first.
@@ -31,3 +33,7 @@ class EvictionPolicy(ABC):
 
         Called once for each layer of each forward pass, before the layer's misses are loaded.
         """
+
+    def observe_forecast(self, forecast: Forecast) -> None:  # noqa: B027 - most policies know history alone
+        """A predictor's newest word, told after `observe` of the layer that led to it. A policy of history
+        alone does not listen."""

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero_scheduler.eviction import EvictionPolicy
-from hetero_scheduler.eviction.belady_forecast import BeladyForecast
 from hetero_scheduler.keys import ExpertKey
 from hetero_scheduler.predict import Predictor
-from hetero_scheduler.prefetch import Schedule, Task, propose
+from hetero_scheduler.prefetch import Schedule, Task
+from hetero_scheduler.prefetch.steering import Steering
 from hetero_scheduler.simulator.clock import Copy, Link
 from hetero_scheduler.simulator.result import Counts
 from hetero_scheduler.simulator.scenario import Machine
@@ -49,7 +49,13 @@ class Replay:
         self._is_unproven = np.zeros_like(self._is_present)  # prefetched, and not required since
         self._under_way: dict[int, tuple[Task, float]] = {}  # by tag, with the position at its start
         self._fetching: set[ExpertKey] = set()
-        self._is_shared = len({slots.pool_range(layer) for layer in range(trace.num_layers)}) == 1
+        self._steering = Steering(
+            policies.schedule,
+            policies.eviction,
+            num_layers=trace.num_layers,
+            per_layer=min(trace.top_k + policies.extra, trace.num_experts),
+            is_shared=len({slots.pool_range(layer) for layer in range(trace.num_layers)}) == 1,
+        )
         self.now_ms, self._position = 0.0, 0.0
 
     def run(self, first_counted: int = 0) -> Counts:
@@ -107,12 +113,7 @@ class Replay:
             return
         self.counts.forecasts += 1
         self.now_ms += self._machine.forecast_ms
-        if self.policies.schedule is not None:
-            num_tasks = min(self._trace.top_k + self.policies.extra, self._trace.num_experts)
-            tasks = propose(forecast, num_layers=self._trace.num_layers, per_layer=num_tasks)
-            self.policies.schedule.update(tasks)
-        if isinstance(self.policies.eviction, BeladyForecast):
-            self.policies.eviction.observe_forecast(forecast)
+        self._steering.take(forecast)
 
     def _prefetch_until(self, end_ms: float, *, running: list[ExpertKey]) -> None:
         """Time goes on to `end_ms`; whenever the link has room, the schedule says what it carries next."""
@@ -132,14 +133,9 @@ class Replay:
 
     def _start_next(self, pos: int, running: list[ExpertKey]) -> bool:
         """Ask the schedule and start what it says. False when it says nothing, or nothing can be started."""
-        schedule = self.policies.schedule
-        if schedule is None or (self._is_shared and not self._has_slots(0)):
-            return False
-        task = schedule.next(pos, self._is_present)
+        task = self._steering.next(pos, is_present=self._is_present, has_slots=self._has_slots)
         if task is None:
             return False
-        if not self._has_slots(task.key.layer):
-            return True
         held = self._reserve(task.key, SlotState.FETCH, protected=running)
         if held is not None:
             self.link.submit(held, now_ms=self.now_ms)
@@ -202,5 +198,4 @@ class Replay:
         """Nothing is remembered from one document to the next, except by the cache."""
         if self.policies.predictor is not None:
             self.policies.predictor.reset()
-        if self.policies.schedule is not None:
-            self.policies.schedule.clear()
+        self._steering.clear()
