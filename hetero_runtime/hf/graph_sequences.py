@@ -82,7 +82,7 @@ class GraphSequences:
         """`capture`: how work is captured; as a CUDA graph unless given."""
         self._sequences = StaticSequences(model, rows=len(active), max_length=max_length, active=active)
         self._active = active
-        self._capture = capture or GraphCapture()
+        self._capture = capture
         self._tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
         self._said = torch.zeros_like(self._tokens)
         self._uniforms = torch.zeros(len(active), device=active.device)
@@ -105,6 +105,7 @@ class GraphSequences:
         `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations.
         """
         self._graphs.clear()
+        capture = self._capture or GraphCapture()
         with prefill():
             self._sequences.prefill(0, torch.zeros(1, dtype=torch.long, device=self._active.device))
         self._active.zero_()
@@ -112,9 +113,9 @@ class GraphSequences:
         with decode():
             for rows in self.row_counts:
                 self._graphs[rows] = _StepGraphs(
-                    step=self._capture(lambda rows=rows: self._step(rows)),  # type: ignore[misc]
-                    greedy=self._capture(lambda rows=rows: self._greedy(rows)),  # type: ignore[misc]
-                    draw=self._capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
+                    step=capture(lambda rows=rows: self._step(rows)),  # type: ignore[misc]
+                    greedy=capture(lambda rows=rows: self._greedy(rows)),  # type: ignore[misc]
+                    draw=capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
                 )
         self._sequences.reset(0)
 
@@ -214,7 +215,10 @@ class GraphSequences:
 
 
 class GraphCapture:
-    """Captures CUDA graphs that are replayed one at a time, so that all share one pool of memory."""
+    """Captures CUDA graphs that are replayed one at a time, so that all share one pool of memory.
+
+    A pool goes with the last of its graphs: graphs captured anew take a new one.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None
