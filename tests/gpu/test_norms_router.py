@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 pytest.importorskip("triton")
-from hetero_gpu.norms import NormForm, rms_norm, rms_norm_reference
-from hetero_gpu.router import route, route_reference
+from hetero_gpu.norms import (
+    NormForm,
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from hetero_gpu.router import Router, route, route_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # interpreted, bf16 is cut where a GPU rounds
 
 
@@ -27,6 +35,24 @@ def test_norm_equals_reference(
     expected = rms_norm_reference(hidden, weight, eps=1e-6, form=form)
     assert output.dtype == dtype
     torch.testing.assert_close(output, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 63), (5, 1), (1, 2, 2048)], ids=str)
+def test_norm_of_a_sum_equals_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    hidden, other = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
+    weight = torch.randn(shape[-1], device=DEVICE).to(dtype)
+    output = add_rms_norm(hidden, other, weight, eps=1e-6, form=NormForm())
+    expected = add_rms_norm_reference(hidden, other, weight, eps=1e-6, form=NormForm())
+    tolerance = 2 * TOLERANCE[dtype]
+    for ours, theirs in zip(output, expected, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_what_cannot_be_added_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 8\).* and \(1, 8\)"):
+        add_rms_norm(torch.zeros(2, 8), torch.zeros(1, 8), torch.zeros(8), eps=1e-6, form=NormForm())
 
 
 def test_norm_takes_what_is_not_contiguous() -> None:
@@ -60,6 +86,37 @@ def test_among_equals_the_lower_index_is_taken() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]], device=DEVICE)
     _, indices = route(logits, top_k=3, is_renormalised=True, dtype=torch.float32)
     assert indices.tolist() == [[1, 3, 2]]
+
+
+@pytest.mark.parametrize("is_renormalised", [False, True], ids=["all", "chosen"])
+def test_no_number_comes_last_and_is_no_secret(is_renormalised: bool) -> None:
+    logits = torch.tensor([[torch.nan, 1.0, torch.nan, 3.0]], device=DEVICE)
+    weights, indices = route(logits, top_k=3, is_renormalised=is_renormalised, dtype=torch.float32)
+    assert indices.tolist() == [[3, 1, 0]]
+    assert weights.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("tokens", [1, 2, 5], ids=lambda n: f"tokens{n}")
+@pytest.mark.parametrize(
+    ("experts", "size", "top_k"), [(128, 2048, 8), (63, 100, 6), (4, 17, 4), (300, 30, 1)], ids=str
+)
+def test_router_is_a_product_and_a_choice(
+    experts: int, size: int, top_k: int, tokens: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    hidden, weight, bias = torch.randn(tokens, size), torch.randn(experts, size), torch.randn(experts)
+    hidden, weight, bias = (tensor.to(device=DEVICE, dtype=dtype) for tensor in (hidden, weight, bias))
+    arguments = {"top_k": top_k, "is_renormalised": True, "dtype": torch.float32}
+    router = Router(weight, bias if has_bias else None, **arguments)
+    for _ in range(2):  # the second call starts from what the first left of the count
+        logits, weights, indices = router(hidden)
+        expected = functional.linear(hidden, weight, bias if has_bias else None)
+        error = ((logits - expected).float().abs() / expected.float().abs().max()).max()
+        assert logits.dtype == dtype and error <= TOLERANCE[dtype]
+        expected_weights, expected_indices = route_reference(logits, **arguments)
+        assert torch.equal(indices, expected_indices)
+        torch.testing.assert_close(weights, expected_weights)
 
 
 def test_more_experts_than_there_are_is_refused() -> None:

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.attention.base import AttentionForm
+from hetero_gpu.overlap import meet, overlap_options
 
 _BLOCK = 16
 """Tokens read at once: the least that a matrix product takes, so that 512 tokens already occupy 32 splits."""
@@ -34,6 +35,8 @@ _HEADS = 16
 """Query heads a program: what a matrix product takes at least; fewer are masked."""
 _PROGRAMS_PER_PROCESSOR = 2
 _MAX_SPLITS = 128
+_MOST_PARTS = 32
+"""Partial results that one step of the reduction reads: those of 512 tokens in one."""
 _ALL = 2**31 - 1
 
 
@@ -62,6 +65,7 @@ def decode_attention_split(
         "BLOCK": _BLOCK,
         "VALUE_SIZE": value_size,
         "VALUE_SLOTS": triton.next_power_of_2(value_size),
+        **overlap_options(query.device),
     }
     _attend_split[(rows, kv_heads * head_blocks, splits)](
         query,
@@ -100,6 +104,7 @@ def decode_attention_split(
         max_length,
         HAS_SINKS=sinks is not None,
         SPLIT_SLOTS=triton.next_power_of_2(splits),
+        CHUNK=min(triton.next_power_of_2(splits), _MOST_PARTS),
         num_warps=4,
         **shared,
     )
@@ -236,7 +241,9 @@ def _attend_split(
     BLOCK: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_SLOTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    meet(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
     position = tl.minimum(tl.load(position_pointer + row).to(tl.int32), max_length - 1)
@@ -300,34 +307,51 @@ def _reduce_splits(
     max_length,
     HAS_SINKS: tl.constexpr,
     SPLIT_SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_SLOTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    meet(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = row * tl.num_programs(1) + head
-    position = tl.minimum(tl.load(position_pointer + row).to(tl.int32), max_length - 1)
     splits = tl.arange(0, SPLIT_SLOTS)
+    # What was not written is loaded too and left out: waiting for the position first would cost more.
+    is_split = splits < SPLITS
+    peaks = tl.load(peak_pointer + at * SPLITS + splits, mask=is_split, other=float("-inf"))
+    totals = tl.load(total_pointer + at * SPLITS + splits, mask=is_split, other=0.0)
+    chunk, size = tl.arange(0, CHUNK), tl.arange(0, VALUE_SLOTS)
+    is_value = (size < VALUE_SIZE)[None, :]
+    at_part = (at * SPLITS + chunk)[:, None] * VALUE_SIZE + size[None, :]
+    parts = _load(partial_pointer, at_part, (chunk < SPLITS)[:, None] & is_value, 0.0)
+    position = tl.minimum(tl.load(position_pointer + row).to(tl.int32), max_length - 1)
     start, end = _span(position, splits, WINDOW, SPLITS, BLOCK)
-    is_written = (splits < SPLITS) & (start < end)
-    peaks = tl.load(peak_pointer + at * SPLITS + splits, mask=is_written, other=float("-inf"))
-    totals = tl.load(total_pointer + at * SPLITS + splits, mask=is_written, other=0.0)
+    is_written = is_split & (start < end)
+    peaks = tl.where(is_written, peaks, float("-inf"))
     peak = tl.max(peaks, 0)
     if HAS_SINKS:
         sink = tl.load(sink_pointer + head).to(tl.float32)
         peak = tl.maximum(peak, sink)
-    weights = tl.exp(peaks - peak)
-    total = tl.sum(weights * totals, 0)
+    total = tl.sum(tl.where(is_written, tl.exp(peaks - peak) * totals, 0.0), 0)
     if HAS_SINKS:
         total += tl.exp(sink - peak)
-    size = tl.arange(0, VALUE_SLOTS)
-    partial = tl.load(
-        partial_pointer + (at * SPLITS + splits)[:, None] * VALUE_SIZE + size[None, :],
-        mask=is_written[:, None] & (size < VALUE_SIZE)[None, :],
-        other=0.0,
-    )
-    output = tl.sum(partial * weights[:, None], 0) / total
-    tl.store(output_pointer + at * VALUE_SIZE + size, output, mask=size < VALUE_SIZE)
+    num_written = tl.sum(is_written.to(tl.int32), 0)
+    weights = tl.exp(_load(peak_pointer, at * SPLITS + chunk, chunk < num_written, float("-inf")) - peak)
+    output = tl.where((chunk < num_written)[:, None], parts * weights[:, None], 0.0)
+    chunk += CHUNK
+    while tl.min(chunk, 0) < num_written:
+        slots, is_part = at * SPLITS + chunk, chunk < num_written
+        weights = tl.exp(_load(peak_pointer, slots, is_part, float("-inf")) - peak)
+        at_part = slots[:, None] * VALUE_SIZE + size[None, :]
+        output += _load(partial_pointer, at_part, is_part[:, None] & is_value, 0.0) * weights[:, None]
+        chunk += CHUNK
+    tl.store(output_pointer + at * VALUE_SIZE + size, tl.sum(output, 0) / total, mask=size < VALUE_SIZE)
+
+
+@triton.jit
+def _load(pointer, index, mask, other):
+    return tl.load(pointer + index, mask=mask, other=other)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.attention.base import HeadNorms, Rotation
+from hetero_gpu.overlap import meet, overlap_options
 
 
 def rotate_append_kernel(
@@ -67,6 +68,7 @@ def rotate_append_kernel(
         ADDS_ONE=norms is not None and norms.adds_one,
         ROUNDS_FIRST=norms is not None and norms.rounds_first,
         num_warps=1,
+        **overlap_options(projected.device),
     )
     return query
 
@@ -124,7 +126,9 @@ def _rotate_head(
     HAS_NORMS: tl.constexpr,
     ADDS_ONE: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    meet(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, SLOTS)

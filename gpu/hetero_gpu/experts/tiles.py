@@ -15,7 +15,20 @@ from hetero_gpu.experts.layout import ExpertFormat, Matrix
 _LANE = {"float32": 4, "float16": 8, "bfloat16": 8, "fp8": 16, "int8": 16, "int4": 32, "fp4": 32}
 """Columns that one thread reads with one load of 16 bytes."""
 
+_UP_SHARE = {
+    "float32": (2, 512, 1),
+    "float16": (2, 1024, 1),
+    "bfloat16": (2, 1024, 1),
+    "fp8": (4, 512, 2),
+    "int8": (4, 512, 2),
+}
+"""Rows, cols and warps where launches overlap: few steps each, so that the programs of the down projection,
+which come early, find the memory free. Packed values are bound by their decoding."""
+
 _MOST_DOWN_WARPS = 8
+
+PREFILL_TOKENS = (16, 32, 64, 128)
+"""Tokens of a prefill tile."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,8 @@ def up_tile(form: ExpertFormat) -> DecodeTile:
     """For the up projection of one (token, k): `rows` counts gates and ups."""
     if form.up.is_transposed:
         return DecodeTile(pairs=1, rows=64, cols=32, lane=1, num_warps=4)
-    return DecodeTile(pairs=1, rows=8, cols=_decode_cols(form.up), lane=_lane(form.up), num_warps=1)
+    rows, cols, num_warps = _UP_SHARE.get(form.up.encoding, (8, _decode_cols(form.up), 1))
+    return DecodeTile(pairs=1, rows=rows, cols=cols, lane=_lane(form.up), num_warps=num_warps)
 
 
 def down_tile(form: ExpertFormat, top_k: int) -> DecodeTile:
@@ -63,7 +77,8 @@ def down_tile(form: ExpertFormat, top_k: int) -> DecodeTile:
 def prefill_tile(matrix: Matrix, tokens_per_expert: int, *, itemsize: int) -> PrefillTile:
     """For either projection. `tokens_per_expert`: the mean, which says what a tile can share. `itemsize`: of
     the activations. With two bytes, less than 99 KiB of shared memory, which every GPU since 2020 has."""
-    tokens = min(max(power_of_two_above(tokens_per_expert), 16), 128)
+    least, most = PREFILL_TOKENS[0], PREFILL_TOKENS[-1]
+    tokens = min(max(power_of_two_above(tokens_per_expert), least), most)
     cols = (64 if matrix.scales is None or tokens == 128 else 128) * 2 // itemsize
     lane = _shared_cols(matrix, cols)
     num_warps = 8 if tokens == 128 else 4
