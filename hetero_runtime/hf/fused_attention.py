@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from hetero_gpu.attention import AttentionForm, HeadNorms, Rotation, decode_attention, rotate_append
+from hetero_gpu.linear import linear
 from hetero_runtime.hf.attention import AttentionPass, current_pass, is_latent
 from hetero_runtime.hf.kv_cache import LayerBuffers, StepLayer
 from hetero_runtime.hf.small_ops import TOLERANCE, norm_eps, norm_form, relative_error
@@ -82,7 +82,7 @@ class _Step:
         positions: torch.Tensor,
     ) -> torch.Tensor:
         """`hidden` `[rows, 1, width]` to the same shape; `tables`: cos and sin `[rows or 1, 1, n]`."""
-        projected = functional.linear(hidden[:, 0], self._weight, self._bias)
+        projected = linear(hidden[:, 0], self._weight, self._bias)
         if self._has_whole_norms:
             query, key, value = projected.split(self._sizes, dim=-1)
             projected = torch.cat([self._module.q_norm(query), self._module.k_norm(key), value], dim=-1)
@@ -91,8 +91,11 @@ class _Step:
         attended = decode_attention(
             query, *layer.buffers, positions=positions, form=self._form, sinks=self._sinks
         )
-        output: torch.Tensor = self._module.o_proj(attended.flatten(1)[:, None])
-        return output
+        projection = self._module.o_proj
+        if type(projection) is not torch.nn.Linear:
+            output: torch.Tensor = projection(attended.flatten(1)[:, None])
+            return output
+        return linear(attended.flatten(1), projection.weight, projection.bias)[:, None]
 
 
 def _step_or_stock(module: Any, current: AttentionPass, step: _Step) -> Callable[..., Any]:

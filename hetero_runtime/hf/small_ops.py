@@ -1,4 +1,4 @@
-"""One launch where transformers' modules take many: RMS norms and softmax routers.
+"""One launch where transformers' modules take many: RMS norms, residual sums before them, softmax routers.
 
 A module is replaced only after it and the kernel gave the same on random input, on the spot, with the
 module's own weights; whatever fails is left as it is. Which variant a module is comes out of that comparison,
@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 
 from hetero_gpu.norms import NormForm, rms_norm, rms_norm_reference
-from hetero_gpu.router import route
+from hetero_gpu.router import MOST_TOKENS, Router, route
+from hetero_runtime.hf.residuals import FusedNorm, fuse_residuals
 
 _NORM_FORMS = tuple(
     NormForm(adds_one, rounds_first) for adds_one in (False, True) for rounds_first in (True, False)
@@ -29,10 +30,12 @@ Forward = Callable[..., Any]
 
 
 class SmallOps(NamedTuple):
-    """What was replaced. `left`: modules of a kind that can be, but that compute something else."""
+    """What was replaced. `num_layers`: decoder layers whose residual sums are taken together with norms.
+    `left`: modules of a kind that can be replaced, but that compute something else."""
 
     num_norms: int
     num_routers: int
+    num_layers: int
     left: tuple[str, ...]
 
 
@@ -40,6 +43,7 @@ class SmallOps(NamedTuple):
 def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
     """Replace what can be in `model`; `routers=False` leaves routers alone."""
     num_norms, num_routers, left = 0, 0, []
+    forward: Forward | None
     for name, module in model.named_modules():
         kind = type(module).__name__
         if kind.endswith("RMSNorm") and hasattr(module, "weight"):
@@ -54,7 +58,7 @@ def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
             left.append(name)
         else:
             module.forward = forward
-    return SmallOps(num_norms, num_routers, tuple(left))
+    return SmallOps(num_norms, num_routers, fuse_residuals(model), tuple(left))
 
 
 def remove_small_ops(model: Any) -> None:
@@ -87,19 +91,13 @@ def norm_eps(module: Any) -> float | None:
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 
-def _norm_forward(module: Any, dtype: torch.dtype) -> Forward | None:
+def _norm_forward(module: Any, dtype: torch.dtype) -> FusedNorm | None:
     eps, form = norm_eps(module), norm_form(module, dtype)
-    if eps is None or form is None:
-        return None
-
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, module.weight, eps=eps, form=form)
-
-    return _marked(forward)
+    return None if eps is None or form is None else FusedNorm(module, eps, form)
 
 
 def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
-    """Softmax and top-k, in either order, with or without a bias. Logits stay a matrix product of torch's."""
+    """Product, softmax and top-k, in either order of these two, with or without a bias."""
     weight, bias = module.weight, getattr(module, "bias", None)
     hidden = torch.randn(_CHECKED_CHOICES, weight.shape[1], device=weight.device, dtype=dtype)
     try:
@@ -107,30 +105,38 @@ def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
         logits = functional.linear(hidden, weight, bias)
     except (TypeError, RuntimeError):  # takes more than hidden states, or computes in a type of its own
         return None
-    top_k = stock[2].shape[-1]
     if logits.dtype != stock[0].dtype or not torch.equal(logits, stock[0]):
         return None
     for is_renormalised in (False, True):
-        weights, indices = route(logits, top_k=top_k, is_renormalised=is_renormalised, dtype=stock[1].dtype)
-        is_same_choice = torch.equal(logits.gather(1, indices), logits.gather(1, stock[2]))
-        if is_same_choice and relative_error(weights, stock[1]) <= TOLERANCE[dtype]:
-            return _marked(_make_router(module, top_k, is_renormalised, stock[1].dtype))
+        rule = {"top_k": stock[2].shape[-1], "is_renormalised": is_renormalised, "dtype": stock[1].dtype}
+        if _agree(logits, route(logits, **rule), stock[1:], TOLERANCE[dtype]):
+            router = Router(weight, bias, **rule)
+            return _make_router(router) if _is_exact(router, hidden, logits, rule) else None
     return None
 
 
-def _make_router(module: Any, top_k: int, is_renormalised: bool, dtype: torch.dtype) -> Forward:
-    bias = getattr(module, "bias", None)
+def _is_exact(router: Router, hidden: torch.Tensor, expected: torch.Tensor, rule: dict[str, Any]) -> bool:
+    """Whether the single launch gives the same logits but for rounding, and chooses from them by the rule."""
+    tolerance = TOLERANCE[hidden.dtype]
+    for tokens, theirs in zip(hidden.split(MOST_TOKENS), expected.split(MOST_TOKENS), strict=True):
+        logits, *choice = router(tokens)
+        if relative_error(logits, theirs) > tolerance:
+            return False
+        if not _agree(logits, choice, route(logits, **rule), tolerance):
+            return False
+    return True
 
+
+def _agree(logits: torch.Tensor, ours: Any, theirs: Any, tolerance: float) -> bool:
+    """Whether two choices (weights, indices) take experts of the same logits, and weigh them alike."""
+    is_same_choice = torch.equal(logits.gather(1, ours[1]), logits.gather(1, theirs[1]))
+    return is_same_choice and relative_error(ours[0], theirs[0]) <= tolerance
+
+
+def _make_router(router: Router) -> Forward:
     def forward(hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
-        logits = functional.linear(hidden, module.weight, bias)
-        weights, indices = route(logits, top_k=top_k, is_renormalised=is_renormalised, dtype=dtype)
-        return logits, weights, indices
+        return router(hidden_states.reshape(-1, hidden_states.shape[-1]))
 
-    return forward
-
-
-def _marked(forward: Forward) -> Forward:
     forward.is_small_op = True  # type: ignore[attr-defined]
     return forward
 
