@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hetero_gpu import SlabCache, SlabPool, make_copier
+from hetero_gpu import Copier, SlabCache, SlabPool, make_copier
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.store import ExpertStore, Progress, load_store
@@ -61,7 +61,7 @@ class Parts:
 
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
-        self.cache.drain()
+        self.cache.close()
         self.sequences.close()
         self.store.close()
         self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
@@ -78,7 +78,9 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
-    store = load_store(split.experts, threads=config.cpu.threads, progress=progress)
+    store = load_store(
+        split.experts, threads=config.cpu.threads, progress=progress, is_packed=config.memory.packed
+    )
     try:
         slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
         cache, eager = _make_orchestrator(config, skeleton, store, slabs)
@@ -143,9 +145,7 @@ def _make_orchestrator(
             slabs.num_slabs, num_layers=num_layers, num_experts=num_experts, layer_slots=per_layer
         ),
         eviction=eviction,
-        copier=make_copier(
-            slabs.memory.device, registration=store.register(), record_bytes=slabs.record_bytes
-        ),
+        copier=_make_copier(store, slabs.memory.device),
         record=store.record,
     )
     for layer in range(config.memory.pinned_prefix):
@@ -159,6 +159,14 @@ def _make_orchestrator(
         is_fetching_ahead=config.prefetch.schedule == "popularity",
     )
     return cache, orchestrator
+
+
+def _make_copier(store: ExpertStore, device: torch.device) -> Copier:
+    registration = store.register()
+    with no_room_for("copies on their way", device, fix="lower memory.slabs, or memory.pinned_prefix"):
+        return make_copier(
+            device, registration=registration, record_bytes=store.stored_bytes, packing=store.packing
+        )
 
 
 def _layer_slots(config: ResolvedConfig, store: ExpertStore) -> list[int]:

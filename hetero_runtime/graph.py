@@ -125,7 +125,7 @@ def _format(parts: EagerParts) -> ExpertFormat:
 
 def _mapped(store: ExpertStore) -> MappedBank:
     try:
-        return MappedBank.of(store.records, store.layout.record_bytes)
+        return MappedBank.of(store.records, store.stored_bytes, store.packing)
     except RuntimeError as error:
         raise NotCapturableError(str(error)) from error
 

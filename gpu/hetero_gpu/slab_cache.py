@@ -231,9 +231,9 @@ class SlabCache:
         self._machine.release(key)
         self._machine.pin(key)
 
-    def drain(self) -> None:
-        """Block until every submitted copy has arrived."""
-        self._copier.synchronize()
+    def close(self) -> None:
+        """Wait for every copy and free what copies go through. Only queries may follow."""
+        self._copier.close()
 
     # ---- internals
 
@@ -266,8 +266,9 @@ class SlabCache:
         if held is None:
             return False
         try:
+            record = self._record(key)
             transfer = self._copier.submit(
-                self._record(key), self._slabs.slab(held.slot), after=self._last_read.pop(held.slot, None)
+                record, self._slabs.slab(held.slot), after=self._last_read.pop(held.slot, None)
             )
         except BaseException:
             self._in_flight.pop(held.slot, None)
@@ -276,5 +277,5 @@ class SlabCache:
         self._in_flight[held.slot] = transfer
         self._stats.loads += 1
         self._stats.evictions += held.evicted is not None
-        self._stats.bytes_moved += self._slabs.record_bytes
+        self._stats.bytes_moved += record.nbytes
         return True

@@ -53,6 +53,10 @@ class Copier(ABC):
     def synchronize(self) -> None:
         """Block the host until every submitted copy has arrived."""
 
+    def close(self) -> None:
+        """Wait for every copy, then give device memory back. Nothing is submitted after that."""
+        self.synchronize()
+
 
 class _Arrived(Transfer):
     def is_done(self) -> bool:

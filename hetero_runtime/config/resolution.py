@@ -42,6 +42,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         max_length=_max_length(config.execution, geometry),
         pinned_prefix=_pinned_prefix(config.memory, geometry),
         mode=_mode(config.execution, device),
+        is_packed=_is_packed(config.memory, device, geometry),
     )
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,
@@ -123,6 +124,21 @@ def _pinned_prefix(memory: MemoryConfig, geometry: Geometry) -> int:
     return memory.pinned_prefix
 
 
+def _is_packed(memory: MemoryConfig, device: Literal["cuda", "cpu"], geometry: Geometry) -> bool:
+    """`auto` packs wherever it can: a device that decodes, and records that get smaller."""
+    if memory.packed is not True:
+        return memory.packed == "auto" and device == "cuda" and geometry.packed_record_bytes is not None
+    if device == "cpu":
+        reason = "a CUDA device decodes packed experts, and device is cpu"
+    elif not geometry.has_bf16_experts:
+        reason = f"only bf16 experts can be packed, and these are {geometry.expert_dtype}, or not that alone"
+    elif geometry.packed_record_bytes is None:
+        reason = f"experts of {geometry.record_bytes} bytes do not get smaller by it"
+    else:
+        return True
+    raise ConfigError(f"memory.packed: true cannot be: {reason}; write memory.packed: auto")
+
+
 def _memory(
     memory: MemoryConfig, hardware: Hardware, geometry: Geometry, *, demand: Demand
 ) -> ResolvedMemory:
@@ -134,6 +150,7 @@ def _memory(
         pool=memory.pool,
         pinned_prefix=demand.pinned_prefix,
         backing=memory.backing,
+        packed=demand.is_packed,
     )
 
 

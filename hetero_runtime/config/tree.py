@@ -57,6 +57,9 @@ class MemoryConfig:
     """First MoE layers whose experts all stay on the device, outside the slab cache."""
     backing: Backing = "ram"
     """Where the host bank lives."""
+    packed: bool | Auto = "auto"
+    """Keep bf16 experts at twelve bits an element in the host bank, every bit of them preserved: a quarter
+    less memory, a quarter fewer bytes to move. auto: where a CUDA device decodes them."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ class ResolvedMemory:
     pinned_prefix: int
     """First MoE layers whose experts all stay on the device."""
     backing: Backing
+    packed: bool
+    """Whether the bank is packed after loading; weights that do not fit the packed form stay plain."""
 
 
 @dataclass(frozen=True)

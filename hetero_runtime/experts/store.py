@@ -26,6 +26,7 @@ from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.reads import EXTENT_BYTES, Extent, group_reads
 from hetero_runtime.experts.record import RecordLayout
 from hetero_runtime.experts.sources import ExpertPlan, ExpertsModule, plan_experts
+from hetero_runtime.no_room import no_room_for
 from hetero_scheduler.keys import ExpertKey
 
 if TYPE_CHECKING:
@@ -129,9 +130,7 @@ def load_store(
     work = _Work(progress, sum(e.num_bytes for e in extents), bank.num_bytes if packing is not None else 0)
     try:
         _fill_bank(bank, extents, threads=threads, work=work, read_path=read_path)
-        if packing is not None and not pack_bank(bank, packing, threads=threads, progress=work.packed):
-            log.warning("experts stay plain: their exponents vary too much to be packed")
-            work.packed(bank.num_bytes)
+        if packing is not None and not _is_packed(bank, packing, threads=threads, work=work):
             packing = None
         store = ExpertStore(plan, bank, packing)
         key = ExpertKey(store.num_layers - 1, store.num_experts - 1)
@@ -140,6 +139,17 @@ def load_store(
         bank.close()
         raise
     return store
+
+
+def _is_packed(bank: HostBank, packing: PackedLayout, *, threads: int, work: _Work) -> bool:
+    """Pack the bank, or say why it stays plain."""
+    fix = "free memory, or write memory.packed: false"
+    with no_room_for("packing the experts", torch.device("cpu"), fix=fix):
+        if pack_bank(bank, packing, threads=threads, progress=work.packed):
+            return True
+    log.warning("experts stay plain: their exponents vary too much to be packed")
+    work.packed(bank.num_bytes)
+    return False
 
 
 class _Work:

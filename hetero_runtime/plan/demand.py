@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetero_gpu.packed.layout import RING_BUFFERS
 from hetero_runtime.config.tree import Device, Dtype, Mode, ResolvedConfig
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
@@ -69,6 +70,8 @@ class Demand:
     """First MoE layers whose experts all stay on the device."""
     mode: Mode = "eager"
     """graph: the KV cache is ours, of a fixed size."""
+    is_packed: bool = False
+    """The host bank is packed once it is loaded; only where the geometry has `packed_record_bytes`."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -80,6 +83,7 @@ class Demand:
             max_length=config.execution.max_length,
             pinned_prefix=config.memory.pinned_prefix,
             mode=config.execution.mode,
+            is_packed=config.memory.packed,
         )
 
 
@@ -93,8 +97,9 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _kv_row(geometry, demand),
         _workspace_row(geometry, demand),
         _prefix_row(geometry, demand.pinned_prefix),
+        _unpacking_row(geometry, demand),
     ]
-    host = [_bank_row(geometry), _staging_row(geometry, demand)]
+    host = [_bank_row(geometry, demand), _staging_row(geometry, demand)]
     return [row for row in (*device, *host) if row.peak > 0]
 
 
@@ -146,9 +151,27 @@ def _prefix_row(geometry: Geometry, pinned_prefix: int) -> Row:
     return Row.constant("pinned prefix", "device", num_bytes, f"all experts of {pinned_prefix} layers")
 
 
-def _bank_row(geometry: Geometry) -> Row:
+def stored_record_bytes(geometry: Geometry, *, is_packed: bool) -> int:
+    """Bytes of one expert in the host bank, once that is loaded."""
+    if not is_packed:
+        return geometry.record_bytes
+    assert geometry.packed_record_bytes is not None, "resolve packs only what can be packed"
+    return geometry.packed_record_bytes
+
+
+def _unpacking_row(geometry: Geometry, demand: Demand) -> Row:
+    """Where packed records arrive to be decoded."""
+    record = stored_record_bytes(geometry, is_packed=demand.is_packed)
+    num_bytes = RING_BUFFERS * record if demand.is_packed else 0
+    return Row.constant("unpacking", "device", num_bytes, f"{RING_BUFFERS} packed experts on their way")
+
+
+def _bank_row(geometry: Geometry, demand: Demand) -> Row:
+    """A packed bank is loaded plain, then packed in place."""
+    kept = geometry.num_routed_experts * stored_record_bytes(geometry, is_packed=demand.is_packed)
     note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
-    return Row.constant("host bank", "host", geometry.bank_bytes, note)
+    note += ", packed once they are loaded" if demand.is_packed else ""
+    return Row("host bank", "host", geometry.bank_bytes, kept, kept, note)
 
 
 def _staging_row(geometry: Geometry, demand: Demand) -> Row:

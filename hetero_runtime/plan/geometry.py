@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetero_gpu.packed import PackedLayout
 from hetero_runtime.checkpoint import Checkpoint, TensorEntry
 from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
 from hetero_runtime.checkpoint.safetensors_file import DTYPE_BYTES
@@ -79,6 +80,8 @@ class Geometry:
     vision: TensorGroup
     attention: AttentionGeometry
     kv: KvGeometry
+    has_bf16_experts: bool = False
+    """Whether experts are bf16 and nothing else: such records can be packed."""
     notes: tuple[str, ...] = ()
     """What was left out, for the report."""
 
@@ -95,6 +98,12 @@ class Geometry:
     def bank_bytes(self) -> int:
         """Bytes of the records of all routed experts."""
         return self.num_routed_experts * self.record_bytes
+
+    @property
+    def packed_record_bytes(self) -> int | None:
+        """One expert in a packed host bank; None where packing is impossible or gains nothing."""
+        packing = PackedLayout.of(self.record_bytes) if self.has_bf16_experts else None
+        return None if packing is None else packing.packed_bytes
 
 
 def read_geometry(model_dir: str | Path) -> Geometry:
@@ -130,6 +139,7 @@ def read_geometry(model_dir: str | Path) -> Geometry:
         vision=_group(regions["vision"]),
         attention=_attention(config, backbone),
         kv=read_kv(config, num_layers),
+        has_bf16_experts=routed.is_bf16,
         notes=_notes(regions["mtp"], routed.unused_bytes),
     )
 

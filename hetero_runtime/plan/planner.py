@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetero_runtime.config.tree import ResolvedConfig
 from hetero_runtime.errors import BudgetError
 from hetero_runtime.plan.budget import Budgets
-from hetero_runtime.plan.demand import Demand, Phase, Row, Tier, fixed_rows
+from hetero_runtime.plan.demand import Demand, Phase, Row, Tier, fixed_rows, stored_record_bytes
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.refusal import explain
@@ -30,8 +30,9 @@ class MemoryPlan:
 
     @property
     def bank_bytes(self) -> int:
-        """Bytes of the host bank."""
-        return self.geometry.bank_bytes
+        """Bytes of the host bank, once it is loaded."""
+        record = stored_record_bytes(self.geometry, is_packed=self.config.memory.packed)
+        return self.geometry.num_routed_experts * record
 
     @property
     def residency(self) -> float:

@@ -51,6 +51,7 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
         "slabs": plan.config.memory.slabs,
         "residency": plan.residency,
         "bank_bytes": plan.bank_bytes,
+        "is_packed": plan.config.memory.packed,
         "rows": [
             {"name": row.name, "tier": row.tier, **{f"{phase}_bytes": row.at(phase) for phase in PHASES}}
             for row in plan.rows

@@ -21,6 +21,8 @@ class RoutedExperts:
     record_bytes: int
     dtype: str
     """Dtype that most bytes of an expert have on disk."""
+    is_bf16: bool
+    """Whether every byte of an expert is bf16."""
     unused_bytes: int
     """Experts of multi-token-prediction layers, which nobody loads."""
     others: tuple[TensorEntry, ...]
@@ -54,6 +56,7 @@ def read_routed(
         layers=tuple(sorted({layer for layer, _ in fields})),
         record_bytes=_record_bytes(path, fields),
         dtype=dtypes.most_common(1)[0][0],
+        is_bf16=set(dtypes) == {"BF16"},
         unused_bytes=unused,
         others=tuple(others),
     )

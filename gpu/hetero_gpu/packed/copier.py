@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from hetero_gpu.cuda_transfer import CopyBytes, CudaCopier, CudaTransfer, copy_directly
-from hetero_gpu.packed.decode import decode
+from hetero_gpu.packed.decode import Decoder
 from hetero_gpu.packed.layout import RING_BUFFERS, PackedLayout
 from hetero_gpu.transfer import Fence, Transfer
 
@@ -31,27 +31,30 @@ class PackedCopier(CudaCopier):
         num_buffers: int = RING_BUFFERS,
     ) -> None:
         super().__init__(device, copy)
-        self._layout = layout
-        self._decode_stream = torch.cuda.Stream(device)
-        self._buffers = torch.empty((num_buffers, layout.packed_bytes), dtype=torch.uint8, device=device)
+        self._layout, self._decoder = layout, Decoder(layout)
+        self._decode_stream = torch.cuda.Stream(device, priority=-1)  # ahead of the waves of a computation
+        memory = torch.empty((num_buffers, layout.packed_bytes), dtype=torch.uint8, device=device)
         for stream in (self._stream, self._decode_stream):
-            self._buffers.record_stream(stream)
+            memory.record_stream(stream)
+        self._buffers = list(memory)
+        self._arrived = [torch.cuda.Event() for _ in self._buffers]
         made = torch.cuda.Event()
         made.record(torch.cuda.current_stream(device))  # before, the memory may have been another tensor's
         self._decoded = [made] * num_buffers
         self._next = 0
 
     def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        turn, self._next = self._next, (self._next + 1) % len(self._decoded)
-        buffer = self._buffers[turn]
+        assert slab.numel() == self._layout.plain_bytes, f"a slab of {slab.numel()} bytes"
+        turn, self._next = self._next, (self._next + 1) % len(self._buffers)
+        buffer, arrived = self._buffers[turn], self._arrived[turn]
         self._stream.wait_event(self._decoded[turn])
         self._copy(source, buffer, self._stream)
-        self._decode_stream.wait_stream(self._stream)
+        arrived.record(self._stream)
+        self._decode_stream.wait_event(arrived)
         if after is not None:
             assert isinstance(after, torch.cuda.Event), f"a CUDA copy cannot wait for {type(after).__name__}"
             self._decode_stream.wait_event(after)
-        with torch.cuda.stream(self._decode_stream):
-            decode(buffer, slab, self._layout)
+        self._decoder.decode(buffer.data_ptr(), slab.data_ptr(), self._decode_stream)
         done = torch.cuda.Event()
         done.record(self._decode_stream)
         self._decoded[turn] = done
@@ -60,3 +63,7 @@ class PackedCopier(CudaCopier):
     def synchronize(self) -> None:
         self._stream.synchronize()
         self._decode_stream.synchronize()
+
+    def close(self) -> None:
+        self.synchronize()
+        self._buffers.clear()

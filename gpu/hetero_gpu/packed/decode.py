@@ -10,6 +10,8 @@ escapes over what their codes made. No two programs write to the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,29 @@ from hetero_gpu.packed.layout import CHUNK_ELEMENTS, PackedLayout
 NUM_WARPS = 16
 _CHUNK = tl.constexpr(CHUNK_ELEMENTS)
 _ESCAPES = tl.constexpr(512)
+_ANY_ADDRESS = 1 << 40
+"""Tells the compiler that addresses have 64 bits."""
+
+
+class Decoder:
+    """Decodes records of one layout on a CUDA device, with little work for the host.
+
+    Triton looks a kernel up anew at every launch, which takes the host longer than all else in a copy. All
+    launches here have the same constants, so the kernel is compiled once, at the start.
+    """
+
+    def __init__(self, layout: PackedLayout) -> None:
+        self._constants = _constants(layout)
+        grid = (layout.num_chunks, 1, 1)
+        kernel = _decode_kernel.warmup(
+            _ANY_ADDRESS, _ANY_ADDRESS, *self._constants, num_warps=NUM_WARPS, grid=grid
+        )
+        self._launch: Callable[..., None] = kernel[grid]
+
+    def decode(self, packed_address: int, slab_address: int, stream: torch.cuda.Stream) -> None:
+        """Write the record whose packed form is at `packed_address` to the slab at `slab_address`, both
+        device memory, on `stream`. Same result as `unpack_reference`."""
+        self._launch(packed_address, slab_address, *self._constants, stream=stream.cuda_stream)
 
 
 def decode(packed: torch.Tensor, slab: torch.Tensor, layout: PackedLayout) -> None:
@@ -30,14 +55,13 @@ def decode(packed: torch.Tensor, slab: torch.Tensor, layout: PackedLayout) -> No
             f"{layout.plain_bytes}"
         )
     _decode_kernel[(layout.num_chunks,)](
-        packed.data_ptr(),
-        slab.data_ptr(),
-        NUM_ELEMENTS=layout.num_elements,
-        CODES_AT=layout.codes_at,
-        TABLE_AT=layout.table_at,
-        ESCAPES_AT=layout.escapes_at,
-        num_warps=NUM_WARPS,
+        packed.data_ptr(), slab.data_ptr(), *_constants(layout), num_warps=NUM_WARPS
     )
+
+
+def _constants(layout: PackedLayout) -> tuple[int, int, int, int]:
+    """The constants of the kernel, in its order."""
+    return layout.num_elements, layout.codes_at, layout.table_at, layout.escapes_at
 
 
 @triton.jit(do_not_specialize=["packed_address", "slab_address"])  # type: ignore[untyped-decorator]

@@ -28,7 +28,7 @@ def measure(plain: Bytes, table: Table) -> int:
 
     Returns its number of escapes: the record fits when that is within the layout's capacity.
     """
-    return int(_measure(plain.view(np.uint16), table))
+    return int(_measure(plain.view(np.uint64), table))
 
 
 def encode(plain: Bytes, packed: Bytes, *, table: Table, layout: PackedLayout) -> None:
@@ -48,19 +48,24 @@ def encode(plain: Bytes, packed: Bytes, *, table: Table, layout: PackedLayout) -
 
 
 @_njit
-def _measure(elements: Any, table: Any) -> Any:
+def _measure(quads: Any, table: Any) -> Any:
+    """`quads`: four elements each, uint64."""
     num_escapes = 0
     counts = np.empty((4, 256), np.int64)  # four, so that equal neighbours do not wait for each other
+    chunk_quads = CHUNK_ELEMENTS // 4
     for c in range(table.size - 1):
         counts[:] = 0
-        start = c * CHUNK_ELEMENTS
-        end = min(start + CHUNK_ELEMENTS, elements.size)
-        for i in range(start, end, 4):
-            for lane in range(4):
-                counts[lane, (elements[i + lane] >> 7) & 0xFF] += 1
+        start = c * chunk_quads
+        size = min(chunk_quads, quads.size - start)
+        for i in range(start, start + size):
+            quad = quads[i]
+            counts[0, (quad >> np.uint64(7)) & np.uint64(0xFF)] += 1
+            counts[1, (quad >> np.uint64(23)) & np.uint64(0xFF)] += 1
+            counts[2, (quad >> np.uint64(39)) & np.uint64(0xFF)] += 1
+            counts[3, (quad >> np.uint64(55)) & np.uint64(0xFF)] += 1
         base, num_held = _best_base(counts)
         table[c] = num_escapes << 8 | base
-        num_escapes += end - start - num_held
+        num_escapes += 4 * size - num_held
     table[table.size - 1] = num_escapes << 8
     return num_escapes
 

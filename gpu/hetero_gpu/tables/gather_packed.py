@@ -19,7 +19,7 @@ from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 
-NUM_PROGRAMS = 32
+NUM_PROGRAMS = 64
 _BYTES = tl.constexpr(COUNTERS.index("bytes_moved"))
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 

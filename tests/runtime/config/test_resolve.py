@@ -61,6 +61,46 @@ def test_a_captured_step_needs_a_gpu_and_is_asked_for(geometry: Geometry) -> Non
         _resolve(geometry, tree)
 
 
+@pytest.mark.parametrize(
+    ("changes", "box", "packed"),
+    [
+        ({}, GPU_BOX, True),
+        ({}, CPU_BOX, False),
+        ({"has_bf16_experts": False}, GPU_BOX, False),
+        ({"record_bytes": 8192}, GPU_BOX, False),
+    ],
+    ids=["bf16", "cpu", "fp8", "tiny"],
+)
+def test_experts_are_packed_where_it_pays(
+    geometry: Geometry, changes: dict[str, Any], box: Hardware, packed: bool
+) -> None:
+    model = replace(geometry, **changes)
+    assert _resolve(model, box=box).memory.packed is packed
+    assert not _resolve(model, {"memory": {"packed": False}}, box).memory.packed
+
+
+@pytest.mark.parametrize(
+    ("changes", "tree", "reason"),
+    [
+        ({}, {"device": "cpu"}, "a CUDA device decodes packed experts, and device is cpu"),
+        (
+            {"has_bf16_experts": False, "expert_dtype": "F8_E4M3"},
+            {},
+            "only bf16 experts can be packed, and these are F8_E4M3, or not that alone",
+        ),
+        ({"record_bytes": 8192}, {}, "experts of 8192 bytes do not get smaller by it"),
+    ],
+    ids=["cpu", "fp8", "tiny"],
+)
+def test_packing_that_cannot_be_is_refused(
+    geometry: Geometry, changes: dict[str, Any], tree: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"memory\.packed: true cannot be: {reason}; write memory\.packed: auto"
+    ):
+        _resolve(replace(geometry, **changes), {"memory": {"packed": True}, **tree}, GPU_BOX)
+
+
 def test_default_length_bows_to_the_model_and_an_explicit_one_does_not(geometry: Geometry) -> None:
     assert _resolve(geometry).execution.max_length == 2048
     with pytest.raises(ConfigError, match=r"max_length=9000 is over the model's context of 2048 tokens"):

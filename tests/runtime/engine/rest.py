@@ -35,7 +35,7 @@ def engine_threads() -> list[str]:
     """Threads of ours that live, given a moment to end."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        names = [t.name for t in threading.enumerate() if t.name.startswith(("hetero", "expert-read"))]
+        names = [t.name for t in threading.enumerate() if t.name.startswith(("hetero", "expert-"))]
         if not names or time.monotonic() > deadline:
             return names
         time.sleep(0.01)

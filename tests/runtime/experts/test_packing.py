@@ -14,6 +14,8 @@ import transformers
 
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import pack_reference
+from hetero_runtime.errors import DeviceError
+from hetero_runtime.experts import packing as packing_module
 from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.record import RecordLayout
@@ -148,6 +150,15 @@ def test_weights_that_do_not_fit_stay_plain_and_the_log_says_so(
     ]
     assert calls[-1][0] == calls[-1][1]
     store.close()
+
+
+def test_no_memory_for_scratch_is_a_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(packing_module, "_pack_in_waves", refuse)
+    with pytest.raises(DeviceError, match=r"no room for packing the experts \(MemoryError\); free memory"):
+        load_store(split(folder).experts, threads=2, is_packed=True)
 
 
 def test_a_failing_progress_bar_stops_packing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,13 +64,29 @@ def _refusal(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None
 def test_a_24_gb_workstation(qwen3_30b: Geometry) -> None:
     plan = _plan(qwen3_30b, _box())
     rows = {row.name: row for row in plan.rows}
-    assert set(rows) == {"backbone", "KV cache", "workspace", "slabs", "host bank", "staging"}
-    assert rows["host bank"].peak == plan.bank_bytes == 57_982_058_496
+    assert set(rows) == {"backbone", "KV cache", "workspace", "slabs", "unpacking", "host bank", "staging"}
+    assert rows["host bank"].load == 57_982_058_496
+    assert rows["host bank"].decode == plan.bank_bytes
     assert rows["KV cache"].decode == 4 * 4096 * 98304
     assert rows["KV cache"].load == 0
     assert rows["workspace"].prefill > rows["workspace"].decode
     assert 0.2 < plan.residency < 0.35
     assert plan.used_bytes("device", "prefill") <= plan.budgets.device
+
+
+def test_a_packed_bank_is_loaded_plain_and_kept_smaller(qwen3_30b: Geometry) -> None:
+    plain = _plan(qwen3_30b, _box(), {"memory": {"packed": False}})
+    packed = _plan(qwen3_30b, _box(), {"memory": {"packed": True}})
+    record = qwen3_30b.packed_record_bytes
+    assert record is not None
+    assert (plain.bank_bytes, packed.bank_bytes) == (57_982_058_496, 6144 * record)
+    assert 0.75 < packed.bank_bytes / plain.bank_bytes < 0.76
+    before, after = ({row.name: row for row in plan.rows} for plan in (plain, packed))
+    assert before["host bank"].load == after["host bank"].load == before["host bank"].decode
+    assert after["host bank"].prefill == after["host bank"].decode == packed.bank_bytes
+    assert "unpacking" not in before
+    assert after["unpacking"].load == after["unpacking"].decode == 4 * record
+    assert to_json(packed)["is_packed"]
 
 
 def test_on_cpu_slabs_and_backbone_lie_in_host_memory(small: Geometry) -> None:
