@@ -39,7 +39,8 @@ class Copier(ABC):
 
     @abstractmethod
     def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        """Copy `source` (host uint8 `[n]`) into `slab` (device uint8 `[n]`) once `after` has passed."""
+        """Bring the record `source` (host uint8, as the bank has it) into `slab` (device uint8
+        `[record_bytes]`) once `after` has passed."""
 
     @abstractmethod
     def fence(self) -> Fence | None:

@@ -26,7 +26,8 @@ def summary_table(stats: EngineStats, timings: Timings) -> Table:
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
     table.add_row("computed by the CPU in place", "", f"{stats.cpu_share:.0%}")
-    table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} of {stats.bank_bytes / 1e6:,.1f} MB")
+    table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} MB")
+    table.add_row("host bank", "", f"{stats.bank_bytes / 1e6:,.1f} MB")
     return table
 
 

@@ -3,9 +3,9 @@
     record   |gate_up_proj        |pad|gate_up_proj.scale|pad|down_proj   |pad|... |pad to a page|
     offset    0                        ^ multiple of FIELD_ALIGN                   record_bytes
 
-A record is what moves: one copy brings one expert. Host bank and slabs hold records byte for byte as
-the checkpoint has them (quantised ones too), so a copy is a plain memcpy and no second form of the
-weights exists.
+A record is what moves: one copy brings one expert. Slabs hold records byte for byte as the checkpoint has
+them (quantised ones too). The host bank holds the same bytes, or bf16 records packed (`packing`): then they
+are decoded on their way to a slab.
 """
 
 from __future__ import annotations
