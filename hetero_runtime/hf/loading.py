@@ -11,7 +11,7 @@ points used here carry underscores in transformers, so they appear in this modul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import Architecture, architecture_of
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.hooks import IMPLEMENTATION
+
+_WARM_UP = modeling_utils.caching_allocator_warmup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -99,7 +101,8 @@ def load_backbone(
         weight_mapping=mapping,
         hf_quantizer=skeleton.quantizer,
     )
-    info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
+    with _no_room_for_experts_reserved():
+        info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
     info.missing_keys -= _mark_experts_as_loaded(skeleton)
     model_class._finalize_model_loading(model, load_config, info)
     missing = sorted(info.missing_keys - set(model.all_tied_weights_keys or {}))
@@ -110,6 +113,17 @@ def load_backbone(
         )
     if skeleton.quantizer is not None:
         skeleton.quantizer.postprocess_model(model)
+
+
+@contextlib.contextmanager
+def _no_room_for_experts_reserved() -> Iterator[None]:
+    """Before loading, transformers takes device memory for all that the model has, to save single requests to
+    the driver: experts that will never be there included."""
+    modeling_utils.caching_allocator_warmup = lambda *_: None
+    try:
+        yield
+    finally:
+        modeling_utils.caching_allocator_warmup = _WARM_UP
 
 
 def _mark_experts_as_loaded(skeleton: Skeleton) -> set[str]:
