@@ -107,6 +107,7 @@ def _for_prompts(
     experts = GroupedExperts(
         form, top_k, max_tokens=max_tokens, dtype=parts.dtype, device=parts.slabs.memory.device
     )
+    experts.warm_up(parts.slabs.memory, num_experts=parts.store.num_experts)
     return GroupedOrchestrator(
         parts.cache,
         slabs=parts.slabs,

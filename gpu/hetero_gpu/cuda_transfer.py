@@ -67,11 +67,13 @@ class CudaCopier(Copier):
         self._device, self._copy = device, copy
         self._stream = torch.cuda.Stream(device)
         self._clock = StallClock()
+        self._waited_for: Fence | None = None
 
     def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        if after is not None:
+        if after is not None and after is not self._waited_for:  # copies keep their order: once is enough
             assert isinstance(after, torch.cuda.Event), f"a CUDA copy cannot wait for {type(after).__name__}"
             self._stream.wait_event(after)
+            self._waited_for = after
         self._copy(source, slab, self._stream)
         done = torch.cuda.Event()
         done.record(self._stream)

@@ -88,6 +88,10 @@ class SlabCache:
         """Experts of `layer` that are a HIT, ascending."""
         return self._machine.residents(layer)
 
+    def slots(self, layer: int, experts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Slots of `experts` of `layer`, resident or pending. `[n]`"""
+        return self._machine.slots(layer, experts)
+
     def absent(self, layer: int) -> npt.NDArray[np.bool_]:
         """Whether each expert of `layer` is a MISS. `[num_experts]`"""
         return self._machine.absent(layer)
@@ -196,10 +200,10 @@ class SlabCache:
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """`keys` were executed: evictable; a copy over them starts once the compute stream gets here."""
         fence = self._copier.fence()
-        for key in keys:
-            self._machine.release(key)
-            if fence is not None:
-                self._last_read[self._machine.slot(key)] = fence
+        slots = [self._machine.slot(key) for key in keys]
+        self._machine.release_slots(slots)
+        if fence is not None:
+            self._last_read.update(dict.fromkeys(slots, fence))
 
     def settle(self) -> None:
         """After a pass was given up half-way: what awaits computation becomes evictable, prefetches land or

@@ -3,7 +3,7 @@
 One layer of a prompt; the host waits once, for the token counts, while the device executes what is resident:
 
     link      … ─ fetched ahead for l ─── missing of l, hottest first ─── ahead for l+1, l+2 … ───────────
-    compute   sort ─ residents ── what has arrived ── first half of the rest ── half of that … ── sum ── l+1
+    compute   sort ─ residents ── what has arrived ── most of the rest ── most of that … ── sum ── layer l+1
     host      ───────── counts! ─ loads, waves, prefetches: submitted, none of them waited for ──
 
 Copies arrive in the order of their submission, so a wave waits for the last of its experts only. Once a wave
@@ -32,13 +32,13 @@ from hetero_scheduler.prompt_scan import PromptScan
 
 Counts = npt.NDArray[np.int64]
 
-AHEAD_BYTES = 512 << 20
-"""Prefetched bytes on the link at once, about 10 ms of PCIe 5: the link has work until the next layer knows
+AHEAD_BYTES = 256 << 20
+"""Prefetched bytes on the link at once, about 5 ms of PCIe 5: the link has work until the next layer knows
 what it needs, and what that layer misses does not wait long behind it."""
 _MOST_SPARE = 32
 """Slots with which copies and waves follow each other without gaps, where layers to come hold all others."""
-_LAST_WAVE = 4
-"""Experts that are not worth two waves."""
+_LAST_WAVE = 6
+"""Experts that are not worth two waves: they take the device less time than one copy takes the link."""
 
 
 class GroupedOrchestrator(Orchestrator):
@@ -131,10 +131,10 @@ class GroupedOrchestrator(Orchestrator):
         missing = np.flatnonzero(is_awaited & is_absent)
         for expert in missing[np.argsort(-tokens[missing], kind="stable")].tolist():
             while not self._load(ExpertKey(scan.layer, expert), scan, num_waiting=len(waiting)):
-                self._first_half(scan, waiting)
+                self._next_wave(scan, waiting)
             waiting.append(expert)
         while waiting:
-            self._first_half(scan, waiting)
+            self._next_wave(scan, waiting)
 
     def _load(self, key: ExpertKey, scan: PromptScan, *, num_waiting: int) -> bool:
         """False when a wave of the `num_waiting` experts submitted before should make room first."""
@@ -146,9 +146,9 @@ class GroupedOrchestrator(Orchestrator):
         assert is_loading or num_waiting, f"no slot can be freed for {key}: {self._cache.counts()}"
         return is_loading
 
-    def _first_half(self, scan: PromptScan, waiting: list[int]) -> None:
-        """Execute the half of `waiting` that arrives first, and take it off; of a few, all."""
-        num = len(waiting) if len(waiting) <= _LAST_WAVE else len(waiting) // 2
+    def _next_wave(self, scan: PromptScan, waiting: list[int]) -> None:
+        """Execute the two thirds of `waiting` that arrive first, and take them off; of a few, all."""
+        num = len(waiting) if len(waiting) <= _LAST_WAVE else 2 * len(waiting) // 3
         self._wave(scan, np.array(waiting[:num]))
         del waiting[:num]
 
@@ -162,17 +162,20 @@ class GroupedOrchestrator(Orchestrator):
             return
         keys = _keys(layer, experts)
         self._cache.wait_all(keys)
-        slots = np.array([self._cache.slot(key) for key in keys])
+        slots = self._cache.slots(layer, experts)
         self._experts.add(self._slabs.memory, *self._numbers.send(experts, slots))
         self._cache.release(keys)
 
     def _fetch_ahead(self, scan: PromptScan) -> None:
         """Prefetch what the next layers probably need, the nearest first, until the link has enough to do."""
-        room = AHEAD_BYTES // self._slabs.record_bytes - self._cache.num_on_the_way()
+        room = max(1, AHEAD_BYTES // self._slabs.record_bytes) - self._cache.num_on_the_way()
         for layer in range(scan.layer + 1, self._num_layers):
             expected = scan.expected(layer)
+            wanted = expected[self._cache.absent(layer)[expected]]
+            if not len(wanted):
+                continue
             budget = min(room, self._cache.num_available(layer) - self._spare(layer))
-            for key in _keys(layer, expected[self._cache.absent(layer)[expected]][: max(0, budget)]):
+            for key in _keys(layer, wanted[: max(0, budget)]):
                 if not self._cache.prefetch(key, score=scan.score):
                     break
                 room -= 1

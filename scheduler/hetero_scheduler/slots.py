@@ -105,10 +105,11 @@ class SlotMachine:
                 raise ValueError(f"layer_slots {list(layer_slots)} does not split {num_slots} slots")
             self._pools = [range(end - size, end) for end, size in zip(ends, layer_slots, strict=True)]
         self._state = np.zeros(num_slots, dtype=np.int8)
-        self._key = np.full((num_slots, 2), NO_SLOT, dtype=np.int32)
+        self._key = np.full(num_slots, NO_SLOT, dtype=np.int32)  # layer * num_experts + expert
         self._tag = np.zeros(num_slots, dtype=np.int64)
         self._is_pinned = np.zeros(num_slots, dtype=bool)
         self._slot_of = np.full((num_layers, num_experts), NO_SLOT, dtype=np.int32)
+        self._num_empty = num_slots
         self._next_tag = 1
 
     # ---- queries: never change anything
@@ -136,8 +137,8 @@ class SlotMachine:
 
     def key(self, slot: int) -> ExpertKey | None:
         """The expert that `slot` holds or awaits; None when EMPTY."""
-        layer, expert = self._key[slot].tolist()
-        return None if layer == NO_SLOT else ExpertKey(layer, expert)
+        key = int(self._key[slot])
+        return None if key == NO_SLOT else ExpertKey(*divmod(key, self.num_experts))
 
     def pool_range(self, layer: int) -> range:
         """Slots that `layer` may use."""
@@ -147,6 +148,11 @@ class SlotMachine:
         """Experts of `layer` whose lookup is HIT, ascending."""
         slots = self._slot_of[layer]
         return np.flatnonzero((slots != NO_SLOT) & (self._state[slots] != SlotState.FETCH))
+
+    def slots(self, layer: int, experts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The slots of `experts` of `layer`, NO_SLOT for a MISS. `[n]`"""
+        slots: npt.NDArray[np.int32] = self._slot_of[layer, experts]
+        return slots
 
     def absent(self, layer: int) -> npt.NDArray[np.bool_]:
         """Whether each expert of `layer` is a MISS. `[num_experts]`"""
@@ -193,9 +199,12 @@ class SlotMachine:
         if slot is None:
             return None
         evicted = self.key(slot)
-        if evicted is not None:
-            self._clear(slot)
-        self._state[slot], self._key[slot], self._slot_of[key] = state, key, slot
+        if evicted is None:
+            self._num_empty -= 1
+        else:
+            self._slot_of[evicted] = NO_SLOT
+        self._state[slot], self._slot_of[key] = state, slot
+        self._key[slot] = key.layer * self.num_experts + key.expert
         self._tag[slot], self._next_tag = self._next_tag, self._next_tag + 1
         return Reservation(key, slot, int(self._tag[slot]), evicted)
 
@@ -218,9 +227,17 @@ class SlotMachine:
         """The expert was executed (or its layer needs it no more): COMPUTE→USED; USED stays USED."""
         self._move(self.slot(key), {SlotState.COMPUTE, SlotState.USED}, SlotState.USED)
 
+    def release_slots(self, slots: Sequence[int]) -> None:
+        """`release` of the experts in `slots`, all at once."""
+        states = self._state[slots]
+        assert ((states == SlotState.COMPUTE) | (states == SlotState.USED)).all(), (
+            f"illegal release of slots {slots}, in states {states}"
+        )
+        self._state[slots] = SlotState.USED
+
     def release_layer(self, layer: int) -> None:
         """Before `layer`'s experts run: all its COMPUTE slots→USED, prefetched-but-unwanted ones included."""
-        mine = (self._key[:, 0] == layer) & (self._state == SlotState.COMPUTE)
+        mine = (self._key // self.num_experts == layer) & (self._state == SlotState.COMPUTE)
         self._state[mine] = SlotState.USED
 
     def evict(self, key: ExpertKey) -> None:
@@ -243,21 +260,19 @@ class SlotMachine:
 
     def export(self) -> SlotTable:
         """A copy of everything, for `restore` of a machine of the same sizes (or the device tables)."""
-        layer, expert = self._key.T
-        key = np.where(layer == NO_SLOT, NO_SLOT, layer * self.num_experts + expert).astype(np.int32)
-        return SlotTable(self._state.copy(), key, self._tag.copy(), self._is_pinned.copy(), self._next_tag)
+        return SlotTable(
+            self._state.copy(), self._key.copy(), self._tag.copy(), self._is_pinned.copy(), self._next_tag
+        )
 
     def restore(self, table: SlotTable) -> None:
         """Become what `table` says; asserts that it obeys the rules, tags that only grow included."""
         assert table.next_tag >= self._next_tag, f"next tag {table.next_tag} < {self._next_tag}"
+        self._state[:], self._key[:], self._tag[:] = table.state, table.key, table.tag
+        self._is_pinned[:], self._next_tag = table.is_pinned, table.next_tag
+        self._num_empty = int(np.count_nonzero(self._state == SlotState.EMPTY))
         held = np.flatnonzero(table.key != NO_SLOT)
-        layer, expert = np.divmod(table.key[held], self.num_experts)
-        self._state[:], self._tag[:], self._is_pinned[:] = table.state, table.tag, table.is_pinned
-        self._next_tag = table.next_tag
-        self._key.fill(NO_SLOT)
-        self._key[held] = np.column_stack((layer, expert))
         self._slot_of.fill(NO_SLOT)
-        self._slot_of[layer, expert] = held
+        self._slot_of[np.divmod(table.key[held], self.num_experts)] = held
         self.check()
 
     # ---- integrity
@@ -266,44 +281,47 @@ class SlotMachine:
         """Assert that slots are conserved and both tables agree; the message is the broken equation."""
         counts = self.counts()
         assert sum(counts) == self.num_slots, f"{counts} does not sum to {self.num_slots} slots"
+        assert counts.empty == self._num_empty, f"{counts.empty} slots EMPTY != {self._num_empty} counted"
         held = np.flatnonzero(self._state != SlotState.EMPTY)
         assert not (self._key[self._state == SlotState.EMPTY] != NO_SLOT).any(), (
             "an EMPTY slot names an expert"
         )
-        layer, expert = self._key[held].T
-        assert (layer != NO_SLOT).all(), f"of slots {held[layer == NO_SLOT]}, none is held by anybody"
+        assert (self._key[held] != NO_SLOT).all(), "a slot that is not EMPTY names no expert"
+        layer, expert = np.divmod(self._key[held], self.num_experts)
         strayed = held[self._slot_of[layer, expert] != held]
-        assert not strayed.size, f"slots {strayed} say {self._key[strayed].tolist()}, the table disagrees"
+        assert not strayed.size, f"slots {strayed} name experts that the table has elsewhere"
         first, end = np.array([(pool.start, pool.stop) for pool in self._pools])[layer].T
         outside = held[(held < first) | (held >= end)]
-        assert not outside.size, f"slots {outside} lie outside the pools of {self._key[outside].tolist()}"
+        assert not outside.size, f"slots {outside} lie outside the pools of their experts' layers"
         num_mapped = int(np.count_nonzero(self._slot_of != NO_SLOT))
         assert num_mapped == held.size, f"{num_mapped} experts mapped != {held.size} slots held"
 
     # ---- internals
 
     def _first_empty(self, pool: range) -> int | None:
+        if not self._num_empty:
+            return None
         empty = np.flatnonzero(self._state[pool.start : pool.stop] == SlotState.EMPTY)
         return pool.start + int(empty[0]) if empty.size else None
 
     def _least_used(self, pool: range, score: Scores, protected: Collection[ExpertKey]) -> int | None:
         part = slice(pool.start, pool.stop)
-        candidate = (self._state[part] == SlotState.USED) & ~self._is_pinned[part]
+        is_candidate = (self._state[part] == SlotState.USED) & ~self._is_pinned[part]
         for key in protected:
             slot = self._slot_of[key]
             if pool.start <= slot < pool.stop:
-                candidate[slot - pool.start] = False
-        slots = np.flatnonzero(candidate) + pool.start
-        if not slots.size:
+                is_candidate[slot - pool.start] = False
+        scores = np.where(is_candidate, score.take(self._key[part], mode="wrap"), np.inf)
+        if not scores.size:
             return None
-        scores = score[self._key[slots, 0], self._key[slots, 1]]
-        least = int(np.argmin(scores))
-        return None if scores[least] == np.inf else int(slots[least])
+        least = int(scores.argmin())
+        return None if scores[least] == np.inf else pool.start + least
 
     def _clear(self, slot: int) -> None:
-        layer, expert = self._key[slot].tolist()
-        self._slot_of[layer, expert] = NO_SLOT
-        self._key[slot] = NO_SLOT
+        key = self.key(slot)
+        assert key is not None, f"slot {slot} holds nobody"
+        self._slot_of[key], self._key[slot] = NO_SLOT, NO_SLOT
+        self._num_empty += 1
 
     def _move(self, slot: int, allowed: set[SlotState], to: SlotState) -> None:
         now = self.state(slot)

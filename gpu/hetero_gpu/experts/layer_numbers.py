@@ -26,7 +26,7 @@ class LayerNumbers:
         self._bounds = torch.zeros(num_experts + 1, dtype=torch.int32, pin_memory=self._is_cuda)
         # at most, a layer sends all its experts in one wave, then all of them in waves of one
         self._room = 2 * num_experts * 2 * _ALIGN
-        self._sent = torch.zeros((2, self._room), dtype=torch.int32, pin_memory=self._is_cuda)
+        self._sent = [torch.zeros(self._room, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
         self._half, self._used = 0, 0
         self._asked = torch.cuda.Event() if self._is_cuda else None
 
@@ -47,14 +47,15 @@ class LayerNumbers:
         return np.diff(self._bounds.numpy()).astype(np.int64)
 
     def send(
-        self, experts: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
+        self, experts: npt.NDArray[np.int64], slots: npt.NDArray[np.int32]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A wave on the device: `experts` and `slots`, `[n]` each, as int32."""
         num = len(experts)
         width = -(-num // _ALIGN) * _ALIGN
         begin, self._used = self._used, self._used + 2 * width
         assert self._used <= self._room, f"waves of one layer need {self._used} of {self._room} numbers"
-        pair = self._sent[self._half, begin : self._used].view(2, width)
-        pair.numpy()[:, :num] = experts, slots
+        pair = self._sent[self._half][begin : self._used]
+        host = pair.numpy()
+        host[:num], host[width : width + num] = experts, slots
         on_device = pair.to(self._device, non_blocking=True)
-        return on_device[0, :num], on_device[1, :num]
+        return on_device[:num], on_device[width : width + num]

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from hetero_gpu.experts.gates import activate, gate_rows
 from hetero_gpu.experts.layout import ExpertFormat
-from hetero_gpu.experts.tiles import power_of_two_above, prefill_tile
+from hetero_gpu.experts.tiles import PREFILL_TOKENS, power_of_two_above, prefill_tile
 from hetero_gpu.experts.weights import load_floats, load_tile
 
 _SUM_COLS = 1024
@@ -42,11 +42,24 @@ class GroupedExperts:
         places = max_tokens * top_k
         self._activated = torch.empty((places, form.intermediate), dtype=dtype, device=device)
         self._products = torch.empty((places, form.hidden), dtype=dtype, device=device)
+        self._numbers = torch.arange(places, dtype=torch.int32, device=device)
 
     @staticmethod
     def workspace_bytes(form: ExpertFormat, top_k: int, *, max_tokens: int, dtype: torch.dtype) -> int:
         """Bytes of the buffers; the sort takes about 40 bytes a (token, k) more while `begin` runs."""
         return max_tokens * top_k * (form.intermediate + form.hidden) * dtype.itemsize
+
+    def warm_up(self, slabs: torch.Tensor, *, num_experts: int) -> None:
+        """Compile what prompts of every length take, so that none waits for it. `slabs` are not read."""
+        device = self._products.device
+        expert, no_slot = (torch.full((1,), i, dtype=torch.int32, device=device) for i in (0, -1))
+        for tokens_per_expert in PREFILL_TOKENS:
+            num_tokens = min(-(-tokens_per_expert * num_experts // self.top_k), self.max_tokens)
+            hidden = self._products.new_zeros((num_tokens, self.form.hidden))
+            experts = torch.zeros((num_tokens, self.top_k), dtype=torch.int64, device=device)
+            self.begin(hidden, experts, torch.zeros_like(experts), num_experts=num_experts)
+            self.add(slabs, expert, no_slot)
+            self.finish(torch.empty_like(hidden))
 
     @property
     def bounds(self) -> torch.Tensor:
@@ -60,14 +73,24 @@ class GroupedExperts:
         num_tokens = hidden.shape[0]
         assert num_tokens <= self.max_tokens, f"{num_tokens} tokens, at most {self.max_tokens}"
         assert experts.shape == weights.shape == (num_tokens, self.top_k), "experts and weights are [T, K]"
-        self._hidden, self._weights = hidden.contiguous(), weights.contiguous()
-        by_expert, order = experts.flatten().sort(stable=True)
+        self._hidden, self._weights = hidden.contiguous(), weights.float().contiguous()
+        by_expert, order = experts.flatten().int().sort(stable=True)
         self._order = order.int()  # [T * K], the pair at each place
-        first_of = torch.arange(num_experts + 1, dtype=by_expert.dtype, device=by_expert.device)
-        self._bounds = torch.searchsorted(by_expert, first_of).int()  # [E + 1], places of each expert
-        self._places = order.argsort().view(num_tokens, self.top_k).sort(dim=1).values.int()
+        counting = self._counting(max(num_experts + 1, len(order)))
+        first_of, each_place = counting[: num_experts + 1], counting[: len(order)]
+        self._bounds = torch.searchsorted(
+            by_expert, first_of, out_int32=True
+        )  # [E + 1], each expert's places
+        place_of = torch.empty_like(each_place).scatter_(0, order, each_place)
+        self._places = place_of.view(num_tokens, self.top_k).sort(dim=1).values
         self._mean_tokens = order.numel() // num_experts
         self._room = power_of_two_above(num_experts)  # of any wave, so that one compilation serves all
+
+    def _counting(self, length: int) -> torch.Tensor:
+        """0, 1, 2, ... int32 `[length]` or longer, made once."""
+        if len(self._numbers) < length:
+            self._numbers = torch.arange(length, dtype=torch.int32, device=self._products.device)
+        return self._numbers
 
     def add(self, slabs: torch.Tensor, experts: torch.Tensor, slots: torch.Tensor) -> None:
         """Compute a wave: `experts` int32 `[n]`, any of them in any order, from slabs `slots` int32 `[n]`.

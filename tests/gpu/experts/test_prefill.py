@@ -94,3 +94,9 @@ def test_experts_computed_elsewhere_add_nothing() -> None:
 def test_an_expert_without_tokens_is_no_trouble() -> None:
     layer = Layer(make_format(Case("float32"), 50, 22, GATES["silu"]), 2, top_k=1, dtype=torch.float32)
     assert_close("prefill", layer.expected(), layer.run([[6, 5, 4], [3, 2, 1, 0]]), RATIO[torch.float32])
+
+
+def test_warming_up_needs_no_experts_in_slabs() -> None:
+    layer = Layer(make_format(Case("float32"), 50, 22, GATES["silu"]), 5, dtype=torch.float32)
+    layer.kernel.warm_up(layer.records[:1].to(DEVICE), num_experts=NUM_EXPERTS)
+    assert_close("prefill", layer.expected(), layer.run(ALL), RATIO[torch.float32])
