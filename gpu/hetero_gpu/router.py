@@ -9,7 +9,7 @@ are tied.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-# ruff: noqa: N803 (compile-time constants are written in capitals)
+# ruff: noqa: N803, N806, RET505 (upper case marks what the compiler knows; a branch on it needs its else)
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ import triton.language as tl
 from hetero_gpu.linear import LinearTile, linear, load_lane, store_products
 from hetero_gpu.overlap import meet, overlap_options
 
-_RANKED = tl.constexpr(32)
-"""Experts that one step of the ranking compares with all."""
+MOST_EXPERTS = 0x2000
+"""Their number fits into the bits that a half, widened to float32, leaves free."""
+
+_LOW, _HIGH = tl.constexpr(MOST_EXPERTS - 1), tl.constexpr(-MOST_EXPERTS)
+"""Masks of those bits and of the others."""
 
 MOST_TOKENS = 1
 """For more, programs that each choose for one token are worth a launch of their own."""
@@ -39,8 +42,8 @@ def route(
     the chosen.
     """
     tokens, experts = logits.shape
-    if not 0 < top_k <= experts:
-        raise ValueError(f"top-{top_k} of {experts} experts")
+    if not 0 < top_k <= experts <= MOST_EXPERTS:
+        raise ValueError(f"top-{top_k} of {experts} experts, which may be {MOST_EXPERTS} at most")
     weights = logits.new_empty((tokens, top_k), dtype=dtype)
     indices = logits.new_empty((tokens, top_k), dtype=torch.int64)
     _route_token[(tokens,)](
@@ -51,7 +54,8 @@ def route(
         EXPERTS=experts,
         SLOTS=triton.next_power_of_2(experts),
         TOP_K=top_k,
-        num_warps=4,
+        CHOSEN=triton.next_power_of_2(top_k),
+        num_warps=1,
         **overlap_options(logits.device),
     )
     return weights, indices
@@ -73,8 +77,8 @@ class Router:
         is_renormalised: bool,
         dtype: torch.dtype,
     ) -> None:
-        if not 0 < top_k <= weight.shape[0]:
-            raise ValueError(f"top-{top_k} of {weight.shape[0]} experts")
+        if not 0 < top_k <= weight.shape[0] <= MOST_EXPERTS:
+            raise ValueError(f"top-{top_k} of {weight.shape[0]} experts, which may be {MOST_EXPERTS} at most")
         self._weight, self._bias = weight.contiguous(), bias
         self._top_k, self._is_renormalised, self._dtype = top_k, is_renormalised, dtype
         self._programs_done = torch.zeros(1, dtype=torch.int32, device=weight.device)
@@ -108,6 +112,7 @@ class Router:
             EXPERTS=experts,
             SLOTS=triton.next_power_of_2(experts),
             TOP_K=self._top_k,
+            CHOSEN=triton.next_power_of_2(self._top_k),
             TOKENS=tokens,
             TOKEN_SLOTS=triton.next_power_of_2(tokens),
             LANE=load_lane(self._weight),
@@ -139,41 +144,59 @@ def _choose(
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    CHOSEN: tl.constexpr,
 ):
-    """One token: experts whose rank is less than `TOP_K`, each written to the place that its rank says.
-
-    The rank is how many experts come before: those of more, and among equals those of lower index. A logit
-    that is no number comes last, so ranks are a permutation whatever the logits are, and makes all weights
-    no numbers.
-    """
-    experts = tl.arange(0, SLOTS)
-    loaded = _load_logits(logits, experts, EXPERTS)
-    mine, is_nan = _ordered(loaded), loaded != loaded
-    rank = tl.zeros((SLOTS,), tl.int32)
-    for start in tl.range(0, EXPERTS, _RANKED):
-        rivals = start + tl.arange(0, _RANKED)
-        theirs = _ordered(_load_logits(logits, rivals, EXPERTS))
-        is_more = theirs[:, None] > mine[None, :]
-        is_earlier = (theirs[:, None] == mine[None, :]) & (rivals[:, None] < experts[None, :])
-        rank += tl.sum((is_more | is_earlier).to(tl.int32), axis=0)  # in one thread
-    is_chosen = (rank < TOP_K) & (experts < EXPERTS)
-    shares = tl.exp(loaded - tl.max(mine, 0))
-    counted = shares
+    """One token: the greatest key, again and again. A logit that is no number is chosen last, and makes all
+    weights no numbers."""
+    experts, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
+    stored = tl.load(logits + experts, mask=experts < EXPERTS, other=float("-inf"))
+    loaded = stored.to(tl.float32)
+    IS_SHORT: tl.constexpr = stored.dtype.primitive_bitwidth == 16
+    LEAST: tl.constexpr = -(2**31) if IS_SHORT else -(2**62)
+    keys = _keys(loaded, experts, IS_SHORT)
+    chosen = tl.zeros((CHOSEN,), keys.dtype)
+    for place in tl.static_range(TOP_K):
+        best = tl.max(keys, 0)
+        chosen = tl.where(places == place, best, chosen)
+        keys = tl.where(keys == best, LEAST, keys)
+    values, index = _taken_apart(chosen, IS_SHORT)
+    is_chosen = places < TOP_K
+    values = tl.where(is_chosen, values, float("-inf"))
+    peak = tl.max(values, 0)
+    shares = tl.exp(values - peak)
     if IS_RENORMALISED:
-        counted = tl.where(is_chosen | is_nan, shares, 0.0)
-    tl.store(weights + rank, shares / tl.sum(counted, 0), mask=is_chosen)
-    tl.store(indices + rank, experts.to(tl.int64), mask=is_chosen)
+        total = tl.sum(shares, 0) + tl.sum(tl.where(loaded != loaded, loaded, 0.0), 0)
+    else:
+        total = tl.sum(tl.exp(loaded - peak), 0)
+    tl.store(weights + places, shares / total, mask=is_chosen)
+    tl.store(indices + places, index.to(tl.int64), mask=is_chosen)
 
 
 @triton.jit
-def _ordered(logits):
-    """What is no number compares as the least."""
-    return tl.where(logits == logits, logits, float("-inf"))
+def _keys(logits, experts, IS_SHORT: tl.constexpr):
+    """Integers in the order of choice, all different: logit above, expert below, the lower one greater.
+
+    A float's bits are in order but for the sign. Halves, widened, leave 13 bits free for the expert.
+    """
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)  # both zeros are the same
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    if IS_SHORT:
+        return (order & _HIGH) | (experts ^ _LOW)
+    else:
+        return (order.to(tl.int64) << 13) | (experts ^ _LOW)
 
 
 @triton.jit
-def _load_logits(logits, experts, EXPERTS: tl.constexpr):
-    return tl.load(logits + experts, mask=experts < EXPERTS, other=float("-inf")).to(tl.float32)
+def _taken_apart(keys, IS_SHORT: tl.constexpr):
+    """Logits (float32) and experts of keys."""
+    if IS_SHORT:
+        order = keys & _HIGH
+        bits = (order ^ ((order >> 31) & 0x7FFFFFFF)) & _HIGH
+    else:
+        order = (keys >> 13).to(tl.int32)
+        bits = order ^ ((order >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True), (keys & _LOW).to(tl.int32) ^ _LOW
 
 
 @triton.jit
@@ -185,6 +208,7 @@ def _route_token(
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    CHOSEN: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     meet(OVERLAPS)
@@ -197,6 +221,7 @@ def _route_token(
         EXPERTS,
         SLOTS,
         TOP_K,
+        CHOSEN,
     )
 
 
@@ -215,6 +240,7 @@ def _route_hidden(
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    CHOSEN: tl.constexpr,
     TOKENS: tl.constexpr,
     TOKEN_SLOTS: tl.constexpr,
     LANE: tl.constexpr,
@@ -250,4 +276,5 @@ def _route_hidden(
                 EXPERTS,
                 SLOTS,
                 TOP_K,
+                CHOSEN,
             )

@@ -82,10 +82,25 @@ def test_route_equals_reference(tokens: int, experts: int, top_k: int, is_renorm
     torch.testing.assert_close(weights, expected_weights)
 
 
-def test_among_equals_the_lower_index_is_taken() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]], device=DEVICE)
-    _, indices = route(logits, top_k=3, is_renormalised=True, dtype=torch.float32)
-    assert indices.tolist() == [[1, 3, 2]]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_among_equals_the_lower_index_is_taken(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [-5.0, -0.0, -torch.inf, 0.0, -0.0, -5.5]])
+    _, indices = route(
+        logits.to(device=DEVICE, dtype=dtype), top_k=3, is_renormalised=True, dtype=torch.float32
+    )
+    assert indices.tolist() == [[1, 3, 2], [1, 3, 4]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_renormalised", [False, True], ids=["all", "chosen"])
+def test_every_expert_in_order(is_renormalised: bool, dtype: torch.dtype) -> None:
+    """Neighbouring values of the type, of both signs: none may be taken for another."""
+    logits = (torch.arange(-40, 40) / 64).to(dtype)[torch.randperm(80)][None].to(DEVICE)
+    arguments = {"top_k": 80, "is_renormalised": is_renormalised, "dtype": torch.float32}
+    weights, indices = route(logits, **arguments)
+    expected_weights, expected_indices = route_reference(logits, **arguments)
+    assert torch.equal(indices, expected_indices)
+    torch.testing.assert_close(weights, expected_weights)
 
 
 @pytest.mark.parametrize("is_renormalised", [False, True], ids=["all", "chosen"])
