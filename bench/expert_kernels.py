@@ -180,10 +180,10 @@ def _tokens(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def tune(experts: Experts) -> None:
     """Print microseconds of one layer at one token for other tiles, first of up, then of down."""
-    for part, rows, warps in (("up_tile", (4, 8, 16, 32), (1, 2, 4)), ("down_tile", (2, 4, 8, 16), (4, 8))):
+    for part, rows, warps in (("up_tile", (2, 4, 8, 16), (1, 2, 4)), ("down_tile", (2, 4, 8, 16), (4, 8))):
         chosen = getattr(experts.decode, part)
         times = []
-        cols = (chosen.cols, 2 * chosen.cols)
+        cols = (chosen.cols // 2, chosen.cols, 2 * chosen.cols)
         for tile in itertools.product(rows, cols, warps, (1, 2, 3)):
             names = ("rows", "cols", "num_warps", "num_stages")
             changed = dataclasses.replace(chosen, **dict(zip(names, tile, strict=True)))
