@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,19 +134,17 @@ def _start_rows(ours: Sequence[Figures | None]) -> list[Row]:
     return [Row(id="graph.start_s", value=first, unit="s", target="<=20", note=note)]
 
 
-def measure_pairs(options: argparse.Namespace) -> dict[float, Pair]:
+def measure_pairs(options: argparse.Namespace) -> Iterator[tuple[float, Pair]]:
     """Every engine at every residency, one after another; a failure is printed and gives None."""
     plain = dict(os.environ)
     path = os.pathsep.join([*filter(None, [plain.get("PYTHONPATH")]), str(options.freetoken_site)])
-    pairs = {}
     with tempfile.TemporaryDirectory(prefix="triton-") as compiled:
         for residency in RESIDENCIES:
             words = _words(options, residency)
             device = ["--device", options.device]
             ours = _figures([OURS, *words, *device], plain | {"TRITON_CACHE_DIR": compiled}, options.limit)
             peer = _figures([PEER, *words], plain | {"PYTHONPATH": path}, options.limit)
-            pairs[residency] = Pair(ours, peer)
-    return pairs
+            yield residency, Pair(ours, peer)
 
 
 def _words(options: argparse.Namespace, residency: float) -> list[str]:
@@ -188,10 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = _facts(
         options.checkpoint, options.routing
     )  # also refuses files that do not fit, before measuring
-    pairs = measure_pairs(options)
-    rows = rows_of(pairs, facts)
-    if rows:
-        ResultFile.write("against_freetoken", rows, folder=options.results)
+    pairs: dict[float, Pair] = {}
+    for residency, pair in measure_pairs(options):
+        pairs[residency] = pair
+        if rows := rows_of(pairs, facts):  # now, so that a run cut short leaves what it has
+            ResultFile.write("against_freetoken", rows, folder=options.results)
     return sum(figures is None for pair in pairs.values() for figures in pair)
 
 
