@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,6 +81,35 @@ def test_an_unwanted_prefetch_on_its_way_is_dropped_and_its_slot_reused() -> Non
     assert rig.cache.lookup(ExpertKey(1, 3)) is Lookup.MISS
 
 
+def test_prefetches_are_followed_to_their_first_use_or_their_end() -> None:
+    rig = Rig(3)
+    for key in keys(1, 0, 1, 2):
+        rig.cache.prefetch(key)
+    rig.copier.arrive_next()
+    rig.copier.arrive_next()
+    rig.execute(*keys(1, 0))  # 1 has landed unused, 2 is given up on the link
+    stats = rig.cache.stats()
+    assert (stats.hits, stats.hits_prefetched, stats.prefetches_wasted) == (1, 1, 1)
+    assert stats.prefetches_dropped == 1
+    rig.execute(*keys(1, 0))  # a resident is no prefetch any more
+    assert rig.cache.stats().hits_prefetched == 1
+    rig.execute(*keys(0, 3, 4, 5))
+    assert rig.cache.stats().prefetches_wasted == 2
+
+
+def test_what_is_present_and_what_will_be_available() -> None:
+    rig = Rig(4)
+    running = keys(0, 0, 1)
+    rig.cache.begin_layer(0, frozenset(running))
+    rig.cache.load(running[0])
+    rig.cache.load(running[1])
+    rig.cache.prefetch(ExpertKey(1, 5))
+    assert sorted(map(tuple, rig.cache.present().nonzero())) == [(0, 0, 1), (0, 1, 5)]
+    assert rig.cache.num_available(1) == 1
+    assert rig.cache.num_available_after(1, running) == 3
+    assert rig.cache.num_available_after(1, keys(0, 4)) == 1  # not here at all
+
+
 def test_prefetches_of_another_layer_are_protected() -> None:
     rig = Rig(2)
     rig.cache.prefetch(ExpertKey(1, 0))
@@ -140,3 +170,50 @@ def test_lending_waits_for_copies_and_leaves_everything_evictable() -> None:
     assert not rig.copier.pending
     rig.execute(*keys(1, 4))
     assert rig.cache.stats().hits == 1
+
+
+def test_one_wait_for_many_is_for_the_last_that_was_submitted() -> None:
+    rig = Rig(4)
+    awaited = keys(1, 3, 0, 2)
+    assert rig.cache.prefetch(awaited[1])
+    for key in (awaited[2], awaited[0]):
+        assert rig.cache.load(key)
+    assert rig.cache.by_arrival(awaited) == [awaited[1], awaited[2], awaited[0]]
+    assert rig.cache.load(ExpertKey(0, 5))
+    rig.cache.wait_all(awaited)
+    assert len(rig.copier.pending) == 1
+    assert [rig.cache.slab(key)[0].item() for key in awaited] == [19, 16, 18]
+    assert all(rig.cache.lookup(key) is Lookup.HIT for key in awaited)
+    rig.cache.check()
+
+
+def test_prefetches_on_the_way_are_those_that_have_not_arrived() -> None:
+    rig = Rig(4)
+    for key in keys(1, 0, 1, 2):
+        assert rig.cache.prefetch(key)
+    assert rig.cache.num_on_the_way() == 3
+    rig.copier.arrive_next()
+    assert rig.cache.num_on_the_way() == 2
+
+
+def test_a_score_of_the_callers_own_says_who_gives_way() -> None:
+    rig = Rig(2)
+    rig.execute(*keys(0, 0, 1))
+    score = np.full((NUM_LAYERS, NUM_EXPERTS), np.inf)
+    assert not rig.cache.load(ExpertKey(1, 0), score=score)
+    score[0, 1] = 7.0
+    assert rig.cache.prefetch(ExpertKey(1, 0), score=score)
+    assert rig.cache.lookup(ExpertKey(0, 1)) is Lookup.MISS
+    assert rig.cache.residents(0).tolist() == [0]
+    rig.cache.check()
+
+
+def test_a_pass_given_up_keeps_no_slot_for_prefetches() -> None:
+    rig = Rig(3)
+    for key in keys(1, 0, 1):
+        assert rig.cache.prefetch(key)
+    assert rig.cache.load(ExpertKey(0, 0))
+    rig.copier.arrive_next()
+    rig.cache.settle()
+    assert rig.cache.counts() == (1, 0, 0, 2)
+    rig.cache.check()

@@ -214,3 +214,35 @@ def test_slots_are_conserved_under_any_sequence_of_legal_verbs(
             pinned.discard(k)
         m.check()
         assert all(m.lookup(p) is Lookup.HIT for p in pinned)
+
+
+def test_an_expert_that_scores_infinity_stays() -> None:
+    m = machine()
+    hold(m, "a0")
+    hold(m, "a1")
+    assert m.reserve(key("b0"), FETCH, score=scores(a0=np.inf, a1=np.inf)) is None
+    held = m.reserve(key("b0"), FETCH, score=scores(a0=np.inf, a1=9))
+    assert held is not None
+    assert held.evicted == key("a1")
+    m.check()
+
+
+def test_what_a_layer_has_and_lacks() -> None:
+    m = machine(3)
+    hold(m, "b3")
+    m.reserve(key("b0"), COMPUTE, score=scores())
+    m.reserve(key("b1"), FETCH, score=scores())
+    assert m.residents(1).tolist() == [0, 3]
+    assert m.absent(1).tolist() == [False, False, True, False]
+    assert m.slots(1, np.array([3, 1, 2])).tolist() == [0, 2, -1]
+
+
+def test_slots_are_released_together_or_not_at_all() -> None:
+    m = machine(3)
+    hold(m, "a0")
+    m.reserve(key("a1"), COMPUTE, score=scores())
+    m.reserve(key("a2"), FETCH, score=scores())
+    m.release_slots([0, 1])
+    assert m.counts() == (0, 1, 0, 2)
+    with pytest.raises(AssertionError, match="illegal release"):
+        m.release_slots([1, 2])
