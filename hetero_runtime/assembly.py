@@ -17,16 +17,21 @@ from hetero_gpu import Copier, SlabCache, SlabPool, make_copier
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.store import ExpertStore, Progress, load_store
+from hetero_runtime.foresight import ForeseenSequences
+from hetero_runtime.foresight.build import make_foresight, make_predictors, make_row_eviction, router_shape
+from hetero_runtime.foresight.link import measure_link
 from hetero_runtime.hf.architectures import Architecture
 from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
+from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
-from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
+from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
+from hetero_scheduler.predict import Predictor
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +80,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
     tokenizer = load_tokenizer(checkpoint.path)
     end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
+    predictors = make_predictors(config, skeleton.model)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
@@ -83,7 +89,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     )
     try:
         slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
-        cache, eager = _make_orchestrator(config, skeleton, store, slabs)
+        cache, eager = _make_orchestrator(config, skeleton, store, slabs=slabs, predictors=predictors)
         orchestrator, sequences = _choose_mode(
             config,
             EagerParts(
@@ -124,7 +130,11 @@ def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrato
             return capture(parts, rows=config.execution.max_rows, max_length=config.execution.max_length)
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)
-    return parts.orchestrator, EagerSequences(parts.model)
+    sequences, foresight = EagerSequences(parts.model), parts.orchestrator.foresight
+    if foresight is None:
+        return parts.orchestrator, sequences
+    listen_to_routers(parts.model, foresight.hear)
+    return parts.orchestrator, ForeseenSequences(sequences, foresight)
 
 
 def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> SlabPool:
@@ -134,31 +144,56 @@ def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> Slab
 
 
 def _make_orchestrator(
-    config: ResolvedConfig, skeleton: Skeleton, store: ExpertStore, slabs: SlabPool
+    config: ResolvedConfig,
+    skeleton: Skeleton,
+    store: ExpertStore,
+    *,
+    slabs: SlabPool,
+    predictors: list[Predictor],
 ) -> tuple[SlabCache, EagerOrchestrator]:
+    eviction = make_row_eviction(config, num_layers=store.num_layers, num_experts=store.num_experts)
+    copier, foresight = _make_copier(store, slabs.memory.device), None
+    link = measure_link(copier, store.record(ExpertKey(0, 0)), slabs.slab(0)) if predictors else None
+    cache = _make_cache(config, store, slabs, eviction=eviction, copier=copier)
+    if link is not None:
+        shape = router_shape(skeleton.model)
+        foresight = make_foresight(config, predictors, shape=shape, cache=cache, eviction=eviction, link=link)
+    is_prefetching = foresight is not None and foresight.is_prefetching
+    orchestrator = EagerOrchestrator(
+        cache,
+        mlps=[expert_mlp(module) for module in skeleton.experts.values()],
+        materialize=partial(store.materialize, dtype=skeleton.dtype),
+        eviction=eviction,
+        is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
+        foresight=foresight,
+    )
+    return cache, orchestrator
+
+
+def _make_cache(
+    config: ResolvedConfig,
+    store: ExpertStore,
+    slabs: SlabPool,
+    *,
+    eviction: EvictionPolicy,
+    copier: Copier,
+) -> SlabCache:
+    """The cache, the pinned prefix in it."""
     per_layer = _layer_slots(config, store) if config.memory.pool == "per_layer" else None
     num_layers, num_experts = store.num_layers, store.num_experts
-    eviction = make_eviction(config.eviction.policy, num_layers=num_layers, num_experts=num_experts)
     cache = SlabCache(
         slabs=slabs,
         machine=SlotMachine(
             slabs.num_slabs, num_layers=num_layers, num_experts=num_experts, layer_slots=per_layer
         ),
         eviction=eviction,
-        copier=_make_copier(store, slabs.memory.device),
+        copier=copier,
         record=store.record,
     )
     for layer in range(config.memory.pinned_prefix):
         for expert in range(num_experts):
             cache.pin(ExpertKey(layer, expert))
-    orchestrator = EagerOrchestrator(
-        cache,
-        mlps=[expert_mlp(module) for module in skeleton.experts.values()],
-        materialize=partial(store.materialize, dtype=skeleton.dtype),
-        eviction=eviction,
-        is_fetching_ahead=config.prefetch.schedule == "popularity",
-    )
-    return cache, orchestrator
+    return cache
 
 
 def _make_copier(store: ExpertStore, device: torch.device) -> Copier:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
+from hetero_runtime.plan.geometry import Geometry
+from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import least_slabs
+from hetero_runtime.prediction.locate import locate_predictor
 
 
 class Planned(NamedTuple):
@@ -17,14 +20,31 @@ class Planned(NamedTuple):
     memory: MemoryPlan
 
 
+class Decided(NamedTuple):
+    """A configuration without `auto`, and what decided it."""
+
+    config: ResolvedConfig
+    geometry: Geometry
+    hardware: Hardware
+
+
 def plan_for(config: Config) -> Planned:
     """Decide and plan, in well under a second and without torch.
 
     Raises ConfigError, CheckpointError, or BudgetError with the smallest change that would fit.
     """
+    decided = decide(config)
+    return Planned(decided.config, make_plan(decided.geometry, decided.config, decided.hardware))
+
+
+def decide(config: Config) -> Decided:
+    """Every `auto` decided; whether it fits is not asked. Raises as `plan_for`."""
     geometry, hardware = read_geometry(model_dir(config)), detect(config.device)
-    resolved = resolve(config, hardware, geometry)
-    return Planned(resolved, make_plan(geometry, resolved, hardware))
+    predictor = locate_predictor(config.prediction, geometry)
+    if predictor is not None:
+        geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
+        config = replace(config, prediction=replace(config.prediction, path=str(predictor.path)))
+    return Decided(resolve(config, hardware, geometry), geometry, hardware)
 
 
 def three_residencies(config: Config) -> list[Config]:

@@ -41,6 +41,10 @@ class CacheStats:
     """Prefetches that had not arrived when their layer ran without them."""
     evictions: int = 0
     bytes_moved: int = 0
+    hits_prefetched: int = 0
+    """Of the hits: landed prefetches that nothing had required before."""
+    prefetches_wasted: int = 0
+    """Prefetched, and evicted or given up on the link before anything required them."""
 
     def __add__(self, other: CacheStats) -> CacheStats:
         return CacheStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -71,6 +75,7 @@ class SlabCache:
         self._copier, self._record = copier, record
         self._in_flight: dict[int, Transfer] = {}
         self._fetching: dict[ExpertKey, None] = {}  # in the order of their submission
+        self._unproven: set[ExpertKey] = set()  # prefetched, and not required since
         self._last_read = self._fence_all()  # before, the memory of the slabs may have been another tensor's
         self._stats = CacheStats()
 
@@ -95,6 +100,21 @@ class SlabCache:
     def absent(self, layer: int) -> npt.NDArray[np.bool_]:
         """Whether each expert of `layer` is a MISS. `[num_experts]`"""
         return self._machine.absent(layer)
+
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Whether each expert is resident or on its way. `[num_layers, num_experts]`"""
+        return self._machine.present()
+
+    def num_available_after(self, layer: int, executed: Iterable[ExpertKey]) -> int:
+        """Slots that a load for `layer` could take once `executed` have been executed."""
+        pool, held = self._machine.pool_range(layer), (SlotState.FETCH, SlotState.COMPUTE)
+        slots = [self._machine.slot(key) for key in executed if self.lookup(key) is not Lookup.MISS]
+        num_held = sum(slot in pool and self._machine.state(slot) in held for slot in slots)
+        return self._machine.num_available(layer) + num_held
+
+    def transfer(self, key: ExpertKey) -> Transfer:
+        """The copy of a prefetch that was submitted just now."""
+        return self._in_flight[self._machine.slot(key)]
 
     def by_arrival(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
         """Resident or pending `keys` in the order in which their copies were submitted, and so arrive."""
@@ -156,6 +176,10 @@ class SlabCache:
         self._stats.hits += answers.count(Lookup.HIT)
         self._stats.late += answers.count(Lookup.PENDING)
         self._stats.misses += answers.count(Lookup.MISS)
+        for key, answer in zip(needed, answers, strict=True):
+            if key in self._unproven:
+                self._unproven.remove(key)
+                self._stats.hits_prefetched += answer is Lookup.HIT
         self._machine.release_layer(layer)
 
     def load(
@@ -175,6 +199,7 @@ class SlabCache:
         if not self._submit(key, SlotState.FETCH, protected, score):
             return False
         self._fetching[key] = None
+        self._unproven.add(key)
         self._stats.prefetches += 1
         return True
 
@@ -225,6 +250,7 @@ class SlabCache:
         self._in_flight.clear()
         self.settle()
         take(self._machine, self._eviction)
+        self._unproven.clear()  # whether it is still here is not followed from now on
         self._last_read = self._fence_all()
 
     def pin(self, key: ExpertKey) -> None:
@@ -256,6 +282,7 @@ class SlabCache:
             self._fetching.pop(key, None)
             del self._in_flight[slot]
             self._stats.prefetches_dropped += 1
+            self._has_left(key)
 
     def _land(self, key: ExpertKey) -> None:
         slot = self._machine.slot(key)
@@ -279,7 +306,14 @@ class SlabCache:
             self._machine.abort(held.slot, held.tag)
             raise
         self._in_flight[held.slot] = transfer
+        if held.evicted is not None:
+            self._has_left(held.evicted)
         self._stats.loads += 1
         self._stats.evictions += held.evicted is not None
         self._stats.bytes_moved += record.nbytes
         return True
+
+    def _has_left(self, key: ExpertKey) -> None:
+        if key in self._unproven:
+            self._unproven.remove(key)
+            self._stats.prefetches_wasted += 1

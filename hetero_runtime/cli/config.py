@@ -21,10 +21,8 @@ def config_command(
     """Print the resolved configuration: every `auto` decided, nothing loaded."""
     import yaml
 
-    from hetero_runtime.config import load_config, model_dir, render, resolve
-    from hetero_runtime.plan import detect, read_geometry
+    from hetero_runtime.config import load_config, render
+    from hetero_runtime.planned import decide
 
-    config = load_config(file, overrides=overrides or ())
-    resolved = resolve(config, detect(config.device), read_geometry(model_dir(config)))
-    text = render(resolved)
+    text = render(decide(load_config(file, overrides=overrides or ())).config)
     typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text, nl=as_json)

@@ -10,16 +10,14 @@ from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "preset": ("lru", "auto"),
+    "preset": ("lru", "seqmoe", "auto"),
     "model.experts": ("checkpoint",),
     "device": ("auto", "cuda", "cpu"),
     "memory.backing": ("ram",),
     "routing.policy": ("exact",),
-    "prediction.predictor": ("none", "frequency"),
-    "prediction.path": ("auto",),
-    "prefetch.schedule": ("none", "popularity"),
-    "prefetch.extra": (0,),
-    "eviction.policy": ("lru", "lfu", "lfru"),
+    "prediction.predictor": ("none", "frequency", "mamba2"),
+    "prefetch.schedule": ("none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b"),
+    "eviction.policy": ("lru", "lfu", "lfru", "belady"),
     "misses.handler": ("load",),
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),

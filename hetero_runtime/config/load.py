@@ -14,6 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from hetero_runtime.config.available import as_yaml, check_available
+from hetero_runtime.config.combinations import check_combinations
 from hetero_runtime.config.presets import PRESETS
 from hetero_runtime.config.schema import allowed, check_keys, fields, section_class, sections, takes_bytes
 from hetero_runtime.config.sizes import parse_size
@@ -39,8 +40,9 @@ def load_config(
         tree = _merge(tree, changes)
     config = _validate(tree, name)
     check_available(config, source=name)
-    _check_combinations(config, name)
-    return _validate(_merge(PRESETS[config.preset], tree), name)
+    config = _validate(_merge(PRESETS[config.preset], tree), name)
+    check_combinations(config, name)
+    return config
 
 
 def parse_override(text: str) -> Tree:
@@ -130,12 +132,3 @@ def _value(path: str, value: Any, source: str) -> Any:
     except ValidationError:
         shown = repr(value) if isinstance(value, str) else as_yaml(value)
         raise ConfigError(f"{source}: {path}: {shown} is not allowed; allowed: {allowed(path)}") from None
-
-
-def _check_combinations(config: Config, source: str) -> None:
-    memory = config.memory
-    if memory.residency is not None and memory.slabs != "auto":
-        raise ConfigError(
-            f"{source}: memory.slabs={memory.slabs} and memory.residency={memory.residency} are both given; "
-            f"they say the same thing, keep one"
-        )

@@ -71,9 +71,10 @@ class RoutingConfig:
 @dataclass(frozen=True)
 class PredictionConfig:
     predictor: Literal["none", "frequency", "mamba2", "pregate", "lookahead_mlp"] = "frequency"
-    """What forecasts the experts that coming layers need. frequency: popularity so far."""
+    """What forecasts the experts that coming layers need. frequency: popularity so far. mamba2: trained on
+    this model's routing, for schedules and evictions that act on forecasts."""
     path: str = "auto"
-    """File of a trained predictor. auto: the one made for this model, where the predictor has one."""
+    """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,17 @@ class PrefetchConfig:
     schedule: Literal["none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b", "bounded"] = (
         "popularity"
     )
-    """Which transfer goes next. popularity: most wanted experts first, during prefill."""
+    """Which transfer goes next. popularity: most wanted experts first, during prefill. jsd, moe_infinity,
+    promoe, edf, top_b: by forecasts, during decode, where copies overlap with computation (on device cpu they
+    do not, and nothing is fetched); and by popularity during prefill."""
     extra: Count = 0
-    """Experts fetched a layer beyond the router's top-k."""
+    """Experts that may be fetched a layer beyond the router's top-k, by forecasts."""
 
 
 @dataclass(frozen=True)
 class EvictionConfig:
     policy: Literal["lru", "lfu", "lfru", "belady", "a_priority", "lookahead"] = "lru"
-    """Which slab is given up first."""
+    """Which slab is given up first. belady: the one whose expert the forecasts want least."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ class RoutedLayer(NamedTuple):
     router: nn.Module
     experts: nn.Module
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of the layer."""
+        return int(next(self.experts.parameters()).shape[0])
+
 
 class Routing(NamedTuple):
     """Of all MoE layers, in order: `logits` float16 `[T, L, E]`, `top_k` int64 `[T, L, K]`, on the host."""
@@ -48,7 +53,7 @@ class RoutingRecord:
 
     def __init__(self, layers: list[RoutedLayer]) -> None:
         self._names = [layer.name for layer in layers]
-        self._num_experts = [next(layer.experts.parameters()).shape[0] for layer in layers]
+        self._num_experts = [layer.num_experts for layer in layers]
         self._logits: list[list[torch.Tensor]] = [[] for _ in layers]
         self._top_k: list[list[torch.Tensor]] = [[] for _ in layers]
 
@@ -77,15 +82,8 @@ class RoutingRecord:
 
     def keep_logits(self, layer: int, output: Any) -> None:
         """`output`: what the router of `layer` returned. CheckpointError when it begins with no logits."""
-        first = output[0] if isinstance(output, tuple) else output
-        num_experts = self._num_experts[layer]
-        if not isinstance(first, torch.Tensor) or first.shape[-1] != num_experts:
-            found = list(first.shape) if isinstance(first, torch.Tensor) else type(first).__name__
-            raise CheckpointError(
-                f"{self._names[layer]}: its router gives no logits for {num_experts} experts but {found}; "
-                "this version of transformers is not covered, use one from the tested range"
-            )
-        self._logits[layer].append(first.detach().float().reshape(-1, num_experts).cpu())
+        logits = _logits_of(output, num_experts=self._num_experts[layer], name=self._names[layer])
+        self._logits[layer].append(logits.detach().float().cpu())
 
     def keep_choice(self, layer: int, arguments: tuple[Any, ...]) -> None:
         """`arguments`: what the Experts module of `layer` was called with: hidden, choice, weights."""
@@ -105,6 +103,22 @@ def record_routing(model: Any) -> Iterator[RoutingRecord]:
             stack.callback(layer.router.register_forward_hook(_after(record, index)).remove)
             stack.callback(layer.experts.register_forward_pre_hook(_before(record, index)).remove)
         yield record
+
+
+def listen_to_routers(model: Any, hear: Callable[[int, torch.Tensor], None]) -> None:
+    """From now on every router of `model` that runs is heard before its layer's experts run.
+
+    `hear(layer, logits)`: logits `[tokens, num_experts]` of a MoE layer, before any normalisation, on the
+    model's device. Raises what `routed_layers` raises.
+    """
+    for index, layer in enumerate(routed_layers(model)):
+        layer.router.register_forward_hook(_telling(hear, index, layer))
+
+
+def router_top_k(model: Any) -> int:
+    """Experts that the routers of `model` choose for a token."""
+    text = model.config.get_text_config(decoder=True)
+    return int(getattr(text, "num_experts_per_tok", 0) or text.top_k)
 
 
 def routed_layers(model: Any) -> list[RoutedLayer]:
@@ -140,3 +154,24 @@ def _after(record: RoutingRecord, layer: int) -> Callable[..., None]:
 
 def _before(record: RoutingRecord, layer: int) -> Callable[..., None]:
     return lambda _module, arguments: record.keep_choice(layer, arguments)
+
+
+def _telling(
+    hear: Callable[[int, torch.Tensor], None], index: int, layer: RoutedLayer
+) -> Callable[..., None]:
+    num_experts = layer.num_experts
+    return lambda _module, _arguments, output: hear(
+        index, _logits_of(output, num_experts=num_experts, name=layer.name)
+    )
+
+
+def _logits_of(output: Any, *, num_experts: int, name: str) -> torch.Tensor:
+    """The logits `[tokens, num_experts]` in what a router returned. CheckpointError when there are none."""
+    first = output[0] if isinstance(output, tuple) else output
+    if not isinstance(first, torch.Tensor) or first.shape[-1] != num_experts:
+        found = list(first.shape) if isinstance(first, torch.Tensor) else type(first).__name__
+        raise CheckpointError(
+            f"{name}: its router gives no logits for {num_experts} experts but {found}; "
+            "this version of transformers is not covered, use one from the tested range"
+        )
+    return first.reshape(-1, num_experts)

@@ -22,6 +22,7 @@ import torch
 
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
+from hetero_runtime.foresight import Foresight
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, Popularity
 
@@ -30,7 +31,8 @@ class EagerOrchestrator(Orchestrator):
     """See the module docstring.
 
     `mlps`: one a MoE layer. `materialize`: a record's bytes (uint8 `[record_bytes]`) to parameters.
-    `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4).
+    `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `foresight`:
+    forecasts, and what follows from them; None where nothing acts on any.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class EagerOrchestrator(Orchestrator):
         materialize: Callable[[torch.Tensor], Params],
         eviction: EvictionPolicy,
         is_fetching_ahead: bool,
+        foresight: Foresight | None = None,
     ) -> None:
         self._cache, self._mlps, self._materialize = cache, mlps, materialize
         self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
+        self.foresight = foresight
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = Popularity(self._num_layers, self._num_experts)
         self._phase = Phase.DECODE
@@ -64,6 +68,8 @@ class EagerOrchestrator(Orchestrator):
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         self._checkpoint()
+        if self.foresight is not None:
+            self.foresight.layer_begins()
         dispatch = Dispatch.of(top_k_index.cpu().numpy())
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
@@ -72,6 +78,8 @@ class EagerOrchestrator(Orchestrator):
         self._cache.begin_layer(layer, frozenset(needed))
         total = LayerSum(hidden, top_k_weights, dispatch)
         self._execute(layer, needed, total)
+        if self.foresight is not None:
+            self.foresight.layer_ends(layer, needed)
         return total.total
 
     def device_stats(self) -> CacheStats:
@@ -91,6 +99,8 @@ class EagerOrchestrator(Orchestrator):
                 num_released = i
                 num_loaded = self._load_ahead(needed, i, num_loaded)
                 if num_loaded == len(needed):
+                    if self.foresight is not None:
+                        self.foresight.look_ahead(layer, needed[i:])
                     self._fetch_ahead(layer + 1, protected=needed[i:])
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))

@@ -29,7 +29,11 @@ _SORT_BYTES = 40
 _STREAMS = 6
 """Copies of the hidden states alive at once in one layer: residual, normed, attention in and out, MoE in
 and out."""
-_F32 = 4
+_F32, _HALF = 4, 2
+PREDICTOR_TOKENS = 512
+"""Tokens at the end of a prompt that a predictor reads: more than it was trained to look back."""
+_PREDICTOR_COPIES = 4
+"""Arrays of a prompt's logits alive at once while the predictor reads them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _prefix_row(geometry, demand.pinned_prefix),
         _unpacking_row(geometry, demand),
     ]
-    host = [_bank_row(geometry, demand), _staging_row(geometry, demand)]
+    host = [_bank_row(geometry, demand), _staging_row(geometry, demand), _predictor_row(geometry)]
     return [row for row in (*device, *host) if row.peak > 0]
 
 
@@ -180,3 +184,14 @@ def _staging_row(geometry: Geometry, demand: Demand) -> Row:
     groups = (geometry.backbone, geometry.shared, geometry.vision)
     largest = max(group.largest_bytes for group in groups)
     return Row("staging", "host", ring + largest, ring, ring, "largest tensor on its way")
+
+
+def _predictor_row(geometry: Geometry) -> Row:
+    """Weights, and while a prompt is read its routing: logits as they came, and what the predictor makes of
+    them. The states of rows are small beside that."""
+    if not geometry.predictor_bytes:
+        return Row.constant("predictor", "host", 0)
+    logits = PREDICTOR_TOKENS * geometry.num_moe_layers * geometry.num_experts
+    weights = geometry.predictor_bytes
+    read = weights + logits * (_HALF + _PREDICTOR_COPIES * _F32)
+    return Row("predictor", "host", weights, read, weights, f"reads the last {PREDICTOR_TOKENS} of a prompt")

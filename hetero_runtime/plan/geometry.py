@@ -82,6 +82,8 @@ class Geometry:
     kv: KvGeometry
     has_bf16_experts: bool = False
     """Whether experts are bf16 and nothing else: such records can be packed."""
+    predictor_bytes: int = 0
+    """Weights of the trained predictor that serves this model; 0 where none is in use."""
     notes: tuple[str, ...] = ()
     """What was left out, for the report."""
 

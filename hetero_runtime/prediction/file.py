@@ -12,19 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from hetero_runtime.checkpoint.safetensors_file import read_header
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.prediction.description import FORMAT, TRAIN_ANEW, read_description
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 from hetero_runtime.trace.whole_file import write_whole
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
-
-FORMAT = "hetero_runtime.predictor/1"
-_TRAIN_ANEW = "train it anew with `hetero-runtime train-predictor`"
 
 
 class StoredPredictor(NamedTuple):
@@ -62,29 +59,21 @@ def read_predictor(path: str | Path, model: RouterFingerprint | None = None) -> 
     truncated or no predictor, and for one that was trained for another model.
     """
     path = Path(path)
-    read_header(path)  # missing or truncated: an error that says so
+    described = read_description(path)
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); {_TRAIN_ANEW}") from error
-    found = metadata.get("format")
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}; {_TRAIN_ANEW}")
-    try:
-        described = json.loads(metadata["predictor"])
-        fingerprint = RouterFingerprint(**described["fingerprint"])
-        shapes = [_shape(group) for group in described["groups"]]
-        notes = dict(described["notes"])
+        shapes = [_shape(group) for group in described.groups]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: metadata `predictor` is incomplete ({error!r}); {_TRAIN_ANEW}"
+            f"{path}: metadata `predictor` is incomplete ({error!r}); {TRAIN_ANEW}"
         ) from error
     if model is not None:
-        fingerprint.check(model, str(path))
+        described.fingerprint.check(model, str(path))
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); {TRAIN_ANEW}") from error
     models = tuple(_load(path, g, shape, tensors) for g, shape in enumerate(shapes))
-    return StoredPredictor(models, fingerprint, notes)
+    return StoredPredictor(models, described.fingerprint, described.notes)
 
 
 def _shape(described: dict[str, Any]) -> GroupShape:
@@ -101,6 +90,6 @@ def _load(path: Path, group: int, shape: GroupShape, tensors: Mapping[str, Tenso
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path}: the weights of group {group} do not fit its shape; {_TRAIN_ANEW}"
+            f"{path}: the weights of group {group} do not fit its shape; {TRAIN_ANEW}"
         ) from error
     return model.eval().requires_grad_(False)

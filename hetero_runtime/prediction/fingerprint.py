@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero_runtime.errors import CheckpointError
-from hetero_runtime.trace.file import TraceInfo
-from hetero_scheduler.trace import Trace
+
+if TYPE_CHECKING:
+    from hetero_runtime.plan.geometry import Geometry
+    from hetero_runtime.trace.file import TraceInfo
+    from hetero_scheduler.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,16 @@ class RouterFingerprint:
         """The model that a trace was recorded from."""
         return cls(trace.num_layers, trace.num_experts, trace.top_k, info.config_sha256)
 
+    @classmethod
+    def of_model(cls, geometry: Geometry) -> RouterFingerprint:
+        """The model in a checkpoint folder."""
+        return cls(
+            geometry.num_moe_layers,
+            geometry.num_experts,
+            geometry.top_k,
+            config_sha256(geometry.path),
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.num_layers} layers × {self.num_experts} experts, top-{self.top_k}, "
@@ -37,3 +53,8 @@ class RouterFingerprint:
                 f"{name}: was trained for another model ({self}); this one has {model}. Train one with "
                 "`hetero-runtime trace` and `hetero-runtime train-predictor`, or name this model's predictor"
             )
+
+
+def config_sha256(folder: Path) -> str:
+    """Of the bytes of the config.json in `folder`."""
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()

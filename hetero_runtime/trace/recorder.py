@@ -9,7 +9,6 @@ serves needs no hook. Teacher-forced, the first pass is left out and the text it
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from hetero_runtime.hf.router_hooks import check_recordable, record_routing
 from hetero_runtime.hf.tokens import load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Phase
+from hetero_runtime.prediction.fingerprint import config_sha256
 from hetero_runtime.trace.documents import TokenIds, encode
 from hetero_runtime.trace.file import Decoding, TraceInfo
 from hetero_runtime.trace.parts import PartFolder
@@ -169,7 +169,7 @@ def _describe(config: ResolvedConfig, settings: TraceSettings) -> TraceInfo:
     return TraceInfo(
         model=checkpoint.path.name,
         architecture=checkpoint.config["architectures"][0],
-        config_sha256=hashlib.sha256((checkpoint.path / "config.json").read_bytes()).hexdigest(),
+        config_sha256=config_sha256(checkpoint.path),
         dtype=config.model.dtype,
         decoding=decoding,
         temperature=settings.temperature if decoding == "sampled" else 0.0,

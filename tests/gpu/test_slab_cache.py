@@ -104,7 +104,7 @@ def test_what_is_present_and_what_will_be_available() -> None:
     rig.cache.load(running[0])
     rig.cache.load(running[1])
     rig.cache.prefetch(ExpertKey(1, 5))
-    assert sorted(map(tuple, rig.cache.present().nonzero())) == [(0, 0, 1), (0, 1, 5)]
+    assert rig.cache.present().nonzero()[1].tolist() == [0, 1, 5]
     assert rig.cache.num_available(1) == 1
     assert rig.cache.num_available_after(1, running) == 3
     assert rig.cache.num_available_after(1, keys(0, 4)) == 1  # not here at all

@@ -13,8 +13,8 @@ from hetero_scheduler.predict.base import Forecast
 
 
 class BeladyRows(EvictionPolicy):
-    """Each row has a window of its own over its forecasts (`BeladyForecast`); an expert's score is the greatest
-    among the rows that are active. With one row this is that row's policy.
+    """Each row has a window of its own over its forecasts (`BeladyForecast`); an expert's score is the
+    greatest among the rows that are active. With one row this is that row's policy.
 
     A row that comes back begins with what its last text left behind, as the cache does.
     """

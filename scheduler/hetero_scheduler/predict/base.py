@@ -9,6 +9,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from hetero_scheduler.trace import Trace
+
 Probabilities = npt.NDArray[np.float32]
 
 
@@ -73,3 +75,16 @@ class Predictor(ABC):
     @abstractmethod
     def reset(self) -> None:
         """A new document starts: forget the old one's routing; keep what was learned before."""
+
+    def prefill(self, trace: Trace) -> tuple[Forecast, ...]:
+        """Read a prompt's routing at once, after `reset`: what observing it step by step comes to.
+
+        `trace`: one document, whose first token is step 0. Returns the forecasts of what follows its last.
+        """
+        forecasts = []
+        for step in range(trace.num_tokens):
+            for layer in range(trace.num_layers):
+                self.observe(step, layer, trace.logits[step, layer])
+                if step == trace.num_tokens - 1 and (forecast := self.forecast()) is not None:
+                    forecasts.append(forecast)
+        return tuple(forecasts)

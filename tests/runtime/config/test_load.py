@@ -8,8 +8,10 @@ import pytest
 
 from hetero_runtime.config import Config, load_config
 from hetero_runtime.config.available import AVAILABLE
+from hetero_runtime.config.combinations import FORECAST_SCHEDULES
 from hetero_runtime.config.schema import fields
 from hetero_runtime.errors import ConfigError
+from hetero_scheduler.prefetch import SCHEDULES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -97,18 +99,15 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
 @pytest.mark.parametrize(
     ("path", "value", "works"),
     [
-        ("preset", "seqmoe", "lru, auto"),
-        ("preset", "psr", "lru, auto"),
-        ("preset", "vismmoe", "lru, auto"),
+        ("preset", "psr", "lru, seqmoe, auto"),
+        ("preset", "vismmoe", "lru, seqmoe, auto"),
         ("model.experts", "int4", "checkpoint"),
         ("device", "unified", "auto, cuda, cpu"),
         ("memory.backing", "mmap", "ram"),
         ("routing.policy", "psr", "exact"),
-        ("prediction.predictor", "mamba2", "none, frequency"),
-        ("prediction.path", "mine.safetensors", "auto"),
-        ("prefetch.schedule", "jsd", "none, popularity"),
-        ("prefetch.extra", "3", "0"),
-        ("eviction.policy", "belady", "lru, lfu, lfru"),
+        ("prediction.predictor", "pregate", "none, frequency, mamba2"),
+        ("prefetch.schedule", "bounded", "none, popularity, jsd, moe_infinity, promoe, edf, top_b"),
+        ("eviction.policy", "lookahead", "lru, lfu, lfru, belady"),
         ("misses.handler", "hybrid", "load"),
         ("execution.compile", "true", "false"),
         ("cpu.isa", "amx", "auto"),
@@ -149,3 +148,57 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "is not YAML" in _message(tmp_path / "bad.yaml")
     (tmp_path / "typo.yaml").write_text("memory: {slabz: 4}\n")
     assert _message(tmp_path / "typo.yaml").startswith(str(tmp_path / "typo.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["prefetch.schedule=jsd", "prediction.predictor=none"],
+            ["prefetch.schedule: jsd", "prediction.predictor: none", "write prediction.predictor: mamba2"],
+        ),
+        (
+            ["eviction.policy=belady", "prediction.predictor=none"],
+            ["eviction.policy: belady acts on forecasts", "write prediction.predictor: mamba2 or frequency"],
+        ),
+        (
+            ["prediction.predictor=mamba2"],
+            ["prefetch.schedule: popularity", "eviction.policy: lru", "write prefetch.schedule: jsd"],
+        ),
+        (
+            ["prediction.path=mine.safetensors"],
+            ["prediction.path: mine.safetensors", "prediction.predictor: frequency", "leave prediction.path"],
+        ),
+        (["prefetch.extra=3"], ["prefetch.extra: 3", "is popularity", "or prefetch.extra: 0"]),
+        (
+            ["preset=seqmoe", "execution.mode=graph"],
+            ["prefetch.schedule: jsd with execution.mode: graph is not in this version", "mode: eager"],
+        ),
+        (
+            ["eviction.policy=belady", "execution.mode=graph"],
+            ["eviction.policy: belady with execution.mode: graph is not in this version", "preset: lru"],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)
+def test_what_makes_no_sense_together_is_refused(overrides: list[str], parts: list[str]) -> None:
+    message = _message(None, *overrides)
+    assert all(part in message for part in parts), message
+
+
+def test_seqmoe_is_a_preset_whose_fields_can_be_replaced() -> None:
+    config = load_config({"preset": "seqmoe"})
+    assert (config.prediction.predictor, config.prefetch.schedule, config.prefetch.extra) == (
+        "mamba2",
+        "jsd",
+        3,
+    )
+    assert (config.eviction.policy, config.execution.mode) == ("belady", "eager")
+    assert load_config({"preset": "seqmoe"}, overrides=["prefetch.schedule=none"]).eviction.policy == "belady"
+    assert load_config({"preset": "seqmoe"}, overrides=["prediction.predictor=frequency"])
+
+
+def test_every_schedule_of_forecasts_can_be_chosen() -> None:
+    assert FORECAST_SCHEDULES == SCHEDULES
+    for schedule in SCHEDULES:
+        assert load_config(overrides=[f"prefetch.schedule={schedule}"]).prefetch.schedule == schedule

@@ -1,0 +1,76 @@
+"""Values that are fine alone and make no sense together."""
+
+from __future__ import annotations
+
+from hetero_runtime.config.tree import Config, ResolvedConfig
+from hetero_runtime.errors import ConfigError
+
+FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
+"""Values of prefetch.schedule that act on forecasts."""
+
+
+def schedules_forecasts(schedule: str) -> bool:
+    """Whether that value of prefetch.schedule acts on forecasts."""
+    return schedule in FORECAST_SCHEDULES
+
+
+def acts_on_forecasts(config: Config | ResolvedConfig) -> bool:
+    """Whether anything listens to a predictor's forecasts."""
+    return schedules_forecasts(config.prefetch.schedule) or config.eviction.policy == "belady"
+
+
+def check_combinations(config: Config, source: str) -> None:
+    """Raise ConfigError, naming the keys, their values and the fix."""
+    _check_memory(config, source)
+    _check_forecasts(config, source)
+    _check_mode(config, source)
+
+
+def _check_memory(config: Config, source: str) -> None:
+    memory = config.memory
+    if memory.residency is not None and memory.slabs != "auto":
+        raise ConfigError(
+            f"{source}: memory.slabs={memory.slabs} and memory.residency={memory.residency} are both given; "
+            f"they say the same thing, keep one"
+        )
+
+
+def _check_forecasts(config: Config, source: str) -> None:
+    predictor, path = config.prediction.predictor, config.prediction.path
+    schedule, extra = config.prefetch.schedule, config.prefetch.extra
+    if acts_on_forecasts(config) and predictor == "none":
+        raise ConfigError(
+            f"{source}: {_listener(config)} acts on forecasts, and prediction.predictor: none makes none; "
+            "write prediction.predictor: mamba2 or frequency"
+        )
+    if predictor == "mamba2" and not acts_on_forecasts(config):
+        raise ConfigError(
+            f"{source}: prediction.predictor: mamba2 forecasts, and neither prefetch.schedule: {schedule} "
+            f"nor eviction.policy: {config.eviction.policy} listens; write prefetch.schedule: jsd or "
+            "eviction.policy: belady, or prediction.predictor: frequency"
+        )
+    if predictor != "mamba2" and path != "auto":
+        raise ConfigError(
+            f"{source}: prediction.path: {path} names a file, and prediction.predictor: {predictor} reads "
+            "none; write prediction.predictor: mamba2, or leave prediction.path out"
+        )
+    if extra and not schedules_forecasts(schedule) and config.preset != "seqmoe":
+        raise ConfigError(
+            f"{source}: prefetch.extra: {extra} is for schedules that act on forecasts, and "
+            f"prefetch.schedule is {schedule}; write prefetch.schedule: jsd, or prefetch.extra: 0"
+        )
+
+
+def _check_mode(config: Config, source: str) -> None:
+    if config.execution.mode == "graph" and acts_on_forecasts(config):
+        raise ConfigError(
+            f"{source}: {_listener(config)} with execution.mode: graph is not in this version; write "
+            "execution.mode: eager, or take preset: lru"
+        )
+
+
+def _listener(config: Config) -> str:
+    """The key and value that act on forecasts."""
+    if schedules_forecasts(config.prefetch.schedule):
+        return f"prefetch.schedule: {config.prefetch.schedule}"
+    return f"eviction.policy: {config.eviction.policy}"

@@ -1,0 +1,80 @@
+"""The parts of a foresight, from a resolved configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetero_gpu import SlabCache
+from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config.combinations import acts_on_forecasts, schedules_forecasts
+from hetero_runtime.foresight.foresight import Foresight
+from hetero_runtime.foresight.link import Link
+from hetero_runtime.foresight.pace import Pace
+from hetero_runtime.foresight.prefetcher import Prefetcher
+from hetero_runtime.foresight.rows import Rows
+from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
+from hetero_scheduler import EvictionPolicy, make_eviction
+from hetero_scheduler.eviction.belady_rows import BeladyRows
+from hetero_scheduler.predict import Predictor, RouterShape, make_predictor
+from hetero_scheduler.prefetch import make_schedule
+from hetero_scheduler.prefetch.steering import Steering
+
+
+def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
+    """A predictor for each row, where `config` has something that acts on forecasts; none otherwise.
+
+    `model`: it may still be without weights. Raises CheckpointError for a file that does not load and for a
+    model whose routers cannot be listened to.
+    """
+    if not acts_on_forecasts(config):
+        return []
+    shape = router_shape(model)
+    rows = range(config.execution.max_rows)
+    if config.prediction.predictor == "frequency":
+        num_groups = min(2, shape.num_layers)
+        return [make_predictor("frequency", shape, num_groups=num_groups) for _ in rows]
+    from hetero_runtime.prediction import read_predictor
+    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+
+    models = read_predictor(config.prediction.path).models
+    return [Mamba2Predictor(models) for _ in rows]
+
+
+def router_shape(model: Any) -> RouterShape:
+    """Sizes of the model's routing. Raises CheckpointError for routers that cannot be listened to."""
+    layers = routed_layers(model)
+    return RouterShape(len(layers), layers[0].num_experts, router_top_k(model))
+
+
+def make_row_eviction(config: ResolvedConfig, *, num_layers: int, num_experts: int) -> EvictionPolicy:
+    """The eviction policy; one that acts on forecasts looks at all rows."""
+    if config.eviction.policy == "belady":
+        return BeladyRows(num_layers, num_experts, num_rows=config.execution.max_rows)
+    return make_eviction(config.eviction.policy, num_layers=num_layers, num_experts=num_experts)
+
+
+def make_foresight(
+    config: ResolvedConfig,
+    predictors: Sequence[Predictor],
+    *,
+    shape: RouterShape,
+    cache: SlabCache,
+    eviction: EvictionPolicy,
+    link: Link,
+) -> Foresight:
+    """Put together what acts on the forecasts of `predictors`, one a row."""
+    num_layers, num_experts, top_k = shape
+    name = config.prefetch.schedule
+    steering = Steering(
+        make_schedule(name, num_layers=num_layers) if schedules_forecasts(name) else None,
+        eviction,
+        num_layers=num_layers,
+        per_layer=min(top_k + config.prefetch.extra, num_experts),
+        is_shared=config.memory.pool == "global",
+    )
+    pace = Pace()
+    prefetcher = Prefetcher(cache, steering, link=link, pace=pace, top_k=top_k)
+    return Foresight(
+        cache, Rows(list(predictors), shape), steering=steering, prefetcher=prefetcher, pace=pace
+    )

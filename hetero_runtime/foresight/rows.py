@@ -1,0 +1,108 @@
+"""The texts under way, each with a predictor of its own."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_runtime.plan.demand import PREDICTOR_TOKENS
+from hetero_scheduler.predict import Forecast, Predictor
+from hetero_scheduler.predict.routing import RouterShape, chosen_experts
+from hetero_scheduler.trace import Trace
+
+HALF_MAX = float(np.finfo(np.float16).max)
+
+Logits = npt.NDArray[np.float16]
+"""Router logits in the dtype that traces keep, and so the one that predictors are trained on."""
+
+
+class Row:
+    """One text. Its steps count from the first token that its predictor has read."""
+
+    def __init__(self, predictor: Predictor, shape: RouterShape) -> None:
+        self._predictor, self._shape = predictor, shape
+        self._step = 0
+        self._prompt: list[Logits] = []
+        self.is_new = True
+        """Whether no pass of this text has begun yet."""
+
+    def begin(self) -> None:
+        """A new text: nothing is known of it."""
+        self._predictor.reset()
+        self._step = 0
+        self.is_new = False
+
+    def begin_pass(self) -> None:
+        """What was heard of a pass that was given up is forgotten."""
+        self._prompt.clear()
+
+    def observe(self, layer: int, logits: Logits) -> list[Forecast]:
+        """`layer` routed a token, or a prompt of several. `logits`: `[tokens, num_experts]`. What that lets
+        the predictor say anew; of a prompt it speaks after the last layer."""
+        return self._observe_token(layer, logits[0]) if len(logits) == 1 else self._read(layer, logits)
+
+    def _observe_token(self, layer: int, logits: Logits) -> list[Forecast]:
+        self._predictor.observe(self._step, layer, logits)
+        self._step += layer == self._shape.num_layers - 1
+        forecast = self._predictor.forecast()
+        return [] if forecast is None else [forecast]
+
+    def _read(self, layer: int, logits: Logits) -> list[Forecast]:
+        assert layer == len(self._prompt), f"layer {layer} routed after {len(self._prompt)} others"
+        self._prompt.append(logits[-PREDICTOR_TOKENS:])
+        if len(self._prompt) < self._shape.num_layers:
+            return []
+        trace = _trace_of(np.stack(self._prompt, axis=1), self._shape.top_k)
+        self._prompt.clear()
+        self._step = trace.num_tokens
+        return list(self._predictor.prefill(trace))
+
+
+class Rows:
+    """Places for texts. `take` and `give_back` may be called by any thread, `row` by whose turn it is."""
+
+    def __init__(self, predictors: list[Predictor], shape: RouterShape) -> None:
+        self._rows = [Row(predictor, shape) for predictor in predictors]
+        self._free = list(range(len(predictors)))
+        self._guard = threading.Lock()
+
+    def take(self) -> int:
+        """A place for a new text; there must be one."""
+        with self._guard:
+            place = heapq.heappop(self._free)
+        self._rows[place].is_new = True
+        return place
+
+    def give_back(self, place: int) -> None:
+        """The text at `place` has ended."""
+        with self._guard:
+            heapq.heappush(self._free, place)
+
+    def row(self, place: int) -> Row:
+        """The text at `place`."""
+        return self._rows[place]
+
+    def active(self) -> list[int]:
+        """Places that are taken, ascending."""
+        with self._guard:
+            return [place for place in range(len(self._rows)) if place not in self._free]
+
+
+def at_next_pass(forecast: Forecast, *, next_pass: int, num_layers: int) -> Forecast:
+    """`forecast`, its next run taking place in the pass number `next_pass` of the engine."""
+    return replace(forecast, first_pos=next_pass * num_layers + forecast.layers[0])
+
+
+def _trace_of(logits: Logits, top_k: int) -> Trace:
+    """A prompt as one document. `logits`: `[tokens, layers, experts]`"""
+    num_tokens = len(logits)
+    return Trace(
+        logits,
+        chosen_experts(logits, top_k).astype(np.int32),
+        np.zeros(num_tokens, dtype=np.int32),
+        np.array([0, num_tokens], dtype=np.int64),
+    )

@@ -1,0 +1,49 @@
+"""Where the trained predictor of a configuration lies, and whether it is this model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from hetero_runtime.config.tree import PredictionConfig
+from hetero_runtime.errors import ConfigError
+from hetero_runtime.plan.geometry import Geometry
+from hetero_runtime.prediction.description import read_description
+from hetero_runtime.prediction.fingerprint import RouterFingerprint
+
+SUFFIX = ".predictor.safetensors"
+
+
+class Located(NamedTuple):
+    """A predictor file that was trained for the model in question."""
+
+    path: Path
+    num_bytes: int
+    """Of its weights."""
+
+
+def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | None:
+    """The file that `config` means; None where its predictor is not a trained one.
+
+    `path: auto` is the file beside the model's folder, named like it: `model.predictor.safetensors` is of
+    `model/`. Raises ConfigError when there is none, CheckpointError for a file that is no predictor, or was
+    trained for another model.
+    """
+    if config.predictor != "mamba2":
+        return None
+    path = beside(geometry.path) if config.path == "auto" else Path(config.path).expanduser()
+    if not path.exists():
+        raise ConfigError(
+            f"prediction.predictor: mamba2 needs a predictor trained for this model, and {path} does not "
+            "exist; train one with `hetero-runtime trace` and `hetero-runtime train-predictor`, name it in "
+            "prediction.path, or write prediction.predictor: frequency"
+        )
+    described = read_description(path)
+    described.fingerprint.check(RouterFingerprint.of_model(geometry), str(path))
+    return Located(path, described.num_bytes)
+
+
+def beside(folder: Path) -> Path:
+    """The predictor file that belongs to the model in `folder`."""
+    folder = folder.resolve()
+    return folder.with_name(folder.name + SUFFIX)

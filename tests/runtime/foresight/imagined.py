@@ -1,0 +1,36 @@
+"""Engines on an imagined link: copies overlap with layers although everything runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hetero_runtime import assembly
+from hetero_runtime.foresight import build
+from hetero_runtime.foresight.link import Link
+from hetero_runtime.foresight.pace import Pace
+from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from tests.gpu.timed_copier import TimedCopier
+
+LAYER_S = 2.0**-10
+
+
+def imagine_link(monkeypatch: pytest.MonkeyPatch, layers_a_copy: float) -> TimedCopier:
+    """Engines loaded from now on copy over a link of their own, whose clock they also live by: a copy takes
+    `layers_a_copy` layers, and a layer LAYER_S besides its waits."""
+    copier = TimedCopier(layers_a_copy * LAYER_S)
+    link = Link(overlaps=True, copy_s=copier.copy_s)
+    monkeypatch.setattr(assembly, "_make_copier", lambda *_: copier)
+    monkeypatch.setattr(assembly, "measure_link", lambda *_: link)
+    monkeypatch.setattr(build, "Pace", lambda: Pace(lambda: copier.now_s))
+    run_layer = EagerOrchestrator.run_layer
+
+    def taking_time(self: EagerOrchestrator, *arguments: Any) -> torch.Tensor:
+        output = run_layer(self, *arguments)
+        copier.advance(LAYER_S)
+        return output
+
+    monkeypatch.setattr(EagerOrchestrator, "run_layer", taking_time)
+    return copier

@@ -1,0 +1,196 @@
+"""The parts of a foresight: time, room on the link, texts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hetero_gpu import HostCopier
+from hetero_runtime.foresight.link import Link, measure_link
+from hetero_runtime.foresight.pace import SMOOTHING, Pace
+from hetero_runtime.foresight.prefetcher import MOST_UNDER_WAY, Prefetcher
+from hetero_runtime.foresight.rows import Rows, at_next_pass
+from hetero_runtime.plan.demand import PREDICTOR_TOKENS
+from hetero_scheduler import ExpertKey
+from hetero_scheduler.predict import Forecast, RouterShape
+from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+from hetero_scheduler.prefetch import make_schedule
+from hetero_scheduler.prefetch.steering import Steering
+from tests.gpu.fake_copier import FakeCopier
+from tests.gpu.timed_copier import TimedCopier
+from tests.runtime.foresight.predictors import random_models
+from tests.runtime.orchestrator.rig import CacheRig
+
+SHAPE = RouterShape(num_layers=2, num_experts=8, top_k=2)
+
+
+# ---- time
+
+
+def test_a_layers_time_leaves_stalls_and_pauses_out() -> None:
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+
+    def layer_at(seconds: float, stalled: float) -> None:
+        now[0] = seconds
+        pace.layer_begins(stalled)
+
+    pace.pass_begins()
+    layer_at(1.0, 0.0)
+    assert pace.layer_s is None
+    layer_at(1.5, 0.25)  # half a second, half of it a stall
+    assert pace.layer_s == 0.25
+    pace.pass_begins()
+    layer_at(9.0, 0.25)  # nobody asked for a token for a while
+    assert pace.layer_s == 0.25
+    layer_at(9.75, 0.25)
+    assert pace.layer_s == pytest.approx(0.25 + SMOOTHING * 0.5)
+
+
+def test_a_copy_on_the_cpu_overlaps_with_nothing() -> None:
+    slab = torch.zeros(64, dtype=torch.uint8)
+    link = measure_link(HostCopier(), torch.ones(64, dtype=torch.uint8), slab)
+    assert not link.overlaps
+    assert link.copy_s > 0
+    assert slab.all()
+
+
+# ---- room on the link
+
+
+def forecast() -> Forecast:
+    """Layer 1 at pos 5 wants experts 0, 1, 2 ... in this order."""
+    shares = np.array([2.0 ** -(1 + expert) for expert in range(8)], dtype=np.float32)
+    return Forecast(shares[None, None].repeat(9, axis=0), (1,), 5)
+
+
+def prefetcher(
+    link: Link, layer_s: float | None, *, num_slots: int = 12, copier: FakeCopier | None = None
+) -> tuple[CacheRig, Prefetcher]:
+    rig, pace = CacheRig(num_slots, copier or FakeCopier()), Pace()
+    pace.layer_s = layer_s
+    steering = Steering(
+        make_schedule("edf", num_layers=2), rig.eviction, num_layers=2, per_layer=8, is_shared=True
+    )
+    steering.take(forecast())
+    return rig, Prefetcher(rig.cache, steering, link=link, pace=pace, top_k=2)
+
+
+def fetched(rig: CacheRig) -> list[int]:
+    return np.flatnonzero(rig.cache.present()[1]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("copy_s", "layer_s", "expected"),
+    [(1.0, None, 1), (1.0, 0.3, 1), (1.0, 1.0, 1), (1.0, 3.5, 3), (1.0, 1000.0, 8)],
+)
+def test_as_many_as_the_link_moves_in_a_layer(copy_s: float, layer_s: float | None, expected: int) -> None:
+    rig, ahead = prefetcher(Link(True, copy_s), layer_s)
+    for _ in range(2):  # nothing has arrived meanwhile
+        ahead.fill(0, [])
+    assert fetched(rig) == list(range(expected))
+    assert MOST_UNDER_WAY >= 8
+
+
+def test_room_comes_back_when_a_copy_has_arrived() -> None:
+    copier = FakeCopier()
+    rig, ahead = prefetcher(Link(True, 1.0), 1.0, copier=copier)
+    for expected in (1, 2, 3):
+        ahead.fill(0, [])
+        assert fetched(rig) == list(range(expected))
+        copier.arrive_next()
+
+
+def test_a_link_that_overlaps_with_nothing_is_given_nothing() -> None:
+    rig, ahead = prefetcher(Link(False, 1e-9), 1.0)
+    ahead.fill(0, [])
+    assert fetched(rig) == []
+    assert rig.cache.stats().prefetches == 0
+
+
+def test_a_layer_finds_slots_for_all_its_experts() -> None:
+    rig, ahead = prefetcher(Link(True, 1.0), 1000.0, num_slots=5)
+    running = [ExpertKey(0, 0), ExpertKey(0, 1)]
+    rig.cache.begin_layer(0, frozenset(running))
+    assert all(rig.cache.load(key) for key in running)
+    ahead.fill(0, running)
+    assert fetched(rig) == [0, 1, 2]  # of 5 slots, top-2 are left: those that run now
+
+
+# ---- texts
+
+
+def logits(num_tokens: int, *, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(num_tokens, SHAPE.num_layers, SHAPE.num_experts)).astype(np.float16)
+
+
+def rows(count: int = 2) -> Rows:
+    models = random_models(*SHAPE)
+    return Rows([Mamba2Predictor(models) for _ in range(count)], SHAPE)
+
+
+def observed(place: int, of: Rows, prompt: np.ndarray) -> list[Forecast]:
+    found = []
+    of.row(place).begin_pass()
+    for layer in range(SHAPE.num_layers):
+        found += of.row(place).observe(layer, prompt[:, layer])
+    return found
+
+
+def test_a_prompt_read_at_once_says_what_its_tokens_say_one_by_one() -> None:
+    both, prompt = rows(), logits(12)
+    for place in (0, 1):
+        both.row(place).begin()
+    at_once = observed(0, both, prompt)
+    for token in range(12):
+        one_by_one = observed(1, both, prompt[token : token + 1])
+    assert [one.layers for one in at_once] == [one.layers for one in one_by_one] == [(0,), (1,)]
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        assert ours.first_pos == theirs.first_pos
+        assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
+
+
+def test_a_new_text_at_a_place_knows_nothing_of_the_old_one() -> None:
+    both, prompt = rows(), logits(5, seed=1)
+    both.row(0).begin()
+    observed(0, both, logits(30))
+    for place in (0, 1):
+        both.row(place).begin()
+    for ours, theirs in zip(observed(0, both, prompt), observed(1, both, prompt), strict=True):
+        assert np.array_equal(ours.probabilities, theirs.probabilities)
+
+
+def test_a_pass_given_up_is_forgotten_and_long_prompts_are_read_from_their_end() -> None:
+    both, prompt = rows(), logits(PREDICTOR_TOKENS + 40)
+    for place in (0, 1):
+        both.row(place).begin()
+    both.row(0).observe(0, prompt[:, 0])  # the pass ends here
+    ours, theirs = observed(0, both, prompt), observed(1, both, prompt[40:])
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.array_equal(one.probabilities, other.probabilities)
+
+
+def test_places_are_given_lowest_first_and_come_back() -> None:
+    places = rows(3)
+    assert [places.take() for _ in range(3)] == [0, 1, 2]
+    places.give_back(1)
+    assert places.active() == [0, 2]
+    assert places.take() == 1
+
+
+def test_a_forecast_is_dated_by_passes_of_the_engine() -> None:
+    dated = at_next_pass(forecast(), next_pass=7, num_layers=2)
+    assert dated.positions(2)[0].tolist() == [15]
+    assert dated.layers == (1,)
+
+
+def test_the_imagined_link_takes_its_time() -> None:
+    copier, slab = TimedCopier(2.0), torch.zeros(4, dtype=torch.uint8)
+    transfers = [copier.submit(torch.full((4,), n, dtype=torch.uint8), slab, after=None) for n in (1, 2)]
+    copier.advance(3.0)
+    assert [transfer.is_done() for transfer in transfers] == [True, False]
+    assert slab.tolist() == [1] * 4
+    transfers[1].wait()
+    assert (copier.now_s, copier.stall_s(), slab.tolist()) == (4.0, 1.0, [2] * 4)
