@@ -17,7 +17,7 @@ from hetero_gpu import Copier, SlabCache, SlabPool, make_copier
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.store import ExpertStore, Progress, load_store
-from hetero_runtime.foresight import ForeseenSequences
+from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import make_foresight, make_predictors, make_row_eviction, router_shape
 from hetero_runtime.foresight.link import measure_link
 from hetero_runtime.hf.architectures import Architecture
@@ -63,6 +63,7 @@ class Parts:
     cache: SlabCache
     orchestrator: Orchestrator
     sequences: Sequences
+    foresight: Foresight | None
 
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
@@ -117,6 +118,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         cache=cache,
         orchestrator=orchestrator,
         sequences=sequences,
+        foresight=eager.foresight,
     )
 
 

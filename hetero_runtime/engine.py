@@ -189,6 +189,15 @@ class Engine:
             bank_bytes=parts.store.bank_bytes, slab_bytes=parts.slabs.num_bytes, device=parts.device
         )
 
+    def lru_hit_rate(self) -> float | None:
+        """What LRU would have hit in decode, given the routing so far: what foresight has to beat. None where
+        nothing acts on forecasts or nothing was decoded."""
+        foresight = self._parts.foresight
+        if foresight is None:
+            return None
+        with self._turns.take():
+            return foresight.rival.hit_rate()
+
     def check(self) -> None:
         """Assert that nothing was lost between passes: slots, copies in flight, places."""
         with self._turns.take():

@@ -133,6 +133,10 @@ class SlabCache:
         """Bytes of a resident expert. uint8 `[record_bytes]`; valid between `wait` and `release`."""
         return self._slabs.slab(self._machine.slot(key))
 
+    def pool(self, layer: int) -> range:
+        """The slots that `layer` may use."""
+        return self._machine.pool_range(layer)
+
     def pool_size(self, layer: int) -> int:
         """Slots that `layer` may use, in whatever state."""
         return len(self._machine.pool_range(layer))

@@ -71,10 +71,10 @@ def run_command(
         for delta in row.deltas():
             typer.echo(delta.text, nl=False)
         typer.echo("")
-        completion, stats = row.completion(), engine.stats()
-    console.print("", summary_table(stats, completion.timings), sep="\n")
+        completion, stats, lru = row.completion(), engine.stats(), engine.lru_hit_rate()
+    console.print("", summary_table(stats, completion.timings, lru_hit_rate=lru), sep="\n")
     if as_json:
-        typer.echo(json.dumps(_report(completion, stats)))
+        typer.echo(json.dumps(_report(completion, stats, lru)))
 
 
 def _messages(prompt: str, images: list[Path]) -> list[Message]:
@@ -82,7 +82,7 @@ def _messages(prompt: str, images: list[Path]) -> list[Message]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
 
 
-def _report(completion: Any, stats: Any) -> dict[str, Any]:
+def _report(completion: Any, stats: Any, lru_hit_rate: float | None) -> dict[str, Any]:
     return {
         "text": completion.text,
         "finish_reason": completion.finish_reason,
@@ -91,6 +91,7 @@ def _report(completion: Any, stats: Any) -> dict[str, Any]:
         "ttft_s": completion.timings.ttft_s,
         "tok_s": completion.timings.tok_s,
         "hit_rate": stats.decode.cache.hit_rate,
+        "lru_hit_rate": lru_hit_rate,
         "bytes_moved": stats.prefill.cache.bytes_moved + stats.decode.cache.bytes_moved,
         "stats": stats.to_json(),
     }

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from hetero_runtime.stats import EngineStats, PhaseStats
 
 
-def summary_table(stats: EngineStats, timings: Timings) -> Table:
-    """Prefill beside decode."""
+def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float | None = None) -> Table:
+    """Prefill beside decode. `lru_hit_rate`: what LRU would have hit in decode, where that is known."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "prefill", "decode"):
         table.add_column(name, justify="right" if name else "left")
@@ -22,6 +22,11 @@ def summary_table(stats: EngineStats, timings: Timings) -> Table:
     table.add_row("time to first token", f"{timings.ttft_s * 1e3:,.0f} ms", "")
     table.add_row("experts required", *(f"{phase.cache.required:,}" for phase in phases))
     table.add_row("hit rate", *(_hit_rate(phase) for phase in phases))
+    if lru_hit_rate is not None:
+        table.add_row("hit rate of LRU, same routing", "", f"{lru_hit_rate:.1%}")
+    if any(phase.cache.prefetches for phase in phases):
+        table.add_row("hits: resident + prefetched", *(_split(phase) for phase in phases))
+        table.add_row("prefetches: late, wasted", *(_amiss(phase) for phase in phases))
     table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
@@ -38,3 +43,13 @@ def _hit_rate(phase: PhaseStats) -> str:
 def _stall(phase: PhaseStats) -> str:
     share = phase.stall_s / phase.seconds if phase.seconds else 0.0
     return f"{phase.stall_s * 1e3:,.0f} ms ({share:.0%})"
+
+
+def _split(phase: PhaseStats) -> str:
+    cache = phase.cache
+    return f"{cache.hits - cache.hits_prefetched:,} + {cache.hits_prefetched:,}"
+
+
+def _amiss(phase: PhaseStats) -> str:
+    cache = phase.cache
+    return f"{cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"

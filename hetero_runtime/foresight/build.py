@@ -12,6 +12,7 @@ from hetero_runtime.foresight.foresight import Foresight
 from hetero_runtime.foresight.link import Link
 from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
+from hetero_runtime.foresight.rival import Rival
 from hetero_runtime.foresight.rows import Rows
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_scheduler import EvictionPolicy, make_eviction
@@ -76,5 +77,10 @@ def make_foresight(
     pace = Pace()
     prefetcher = Prefetcher(cache, steering, link=link, pace=pace, top_k=top_k)
     return Foresight(
-        cache, Rows(list(predictors), shape), steering=steering, prefetcher=prefetcher, pace=pace
+        cache,
+        Rows(list(predictors), shape),
+        steering=steering,
+        prefetcher=prefetcher,
+        pace=pace,
+        rival=Rival([cache.pool(layer) for layer in range(num_layers)], num_experts=num_experts),
     )

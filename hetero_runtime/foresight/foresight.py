@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero_gpu import SlabCache
 from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
+from hetero_runtime.foresight.rival import Rival
 from hetero_runtime.foresight.rows import HALF_MAX, Logits, Row, Rows, at_next_pass
 from hetero_scheduler import ExpertKey
 from hetero_scheduler.eviction.belady_rows import BeladyRows
@@ -30,10 +33,17 @@ class Foresight:
     """
 
     def __init__(
-        self, cache: SlabCache, rows: Rows, *, steering: Steering, prefetcher: Prefetcher, pace: Pace
+        self,
+        cache: SlabCache,
+        rows: Rows,
+        *,
+        steering: Steering,
+        prefetcher: Prefetcher,
+        pace: Pace,
+        rival: Rival,
     ) -> None:
         self._cache, self._rows, self._steering = cache, rows, steering
-        self._prefetcher, self._pace = prefetcher, pace
+        self._prefetcher, self._pace, self.rival = prefetcher, pace, rival
         self._num_layers = steering.eviction.score.shape[0]
         self._pass = -1
         self._row: Row | None = None
@@ -68,6 +78,7 @@ class Foresight:
         if isinstance(self._steering.eviction, BeladyRows):
             self._steering.eviction.turn_to(place, active=active)
         self._row.begin_pass()
+        self.rival.begin_pass()
         self._pace.pass_begins()
         try:
             yield
@@ -76,9 +87,11 @@ class Foresight:
 
     # ---- one layer
 
-    def layer_begins(self) -> None:
-        """A MoE layer of the pass begins."""
+    def layer_begins(self, chosen: npt.NDArray[np.int64]) -> None:
+        """A MoE layer of the pass begins. `chosen` `[tokens, top_k]`: its experts."""
         self._pace.layer_begins(self._cache.stall_s())
+        if self._row is not None:
+            self.rival.hear(chosen)
 
     def hear(self, layer: int, logits: torch.Tensor) -> None:
         """The router of `layer` said `logits` `[tokens, num_experts]`, before any normalisation."""

@@ -68,9 +68,10 @@ class EagerOrchestrator(Orchestrator):
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         self._checkpoint()
+        chosen = top_k_index.cpu().numpy()
         if self.foresight is not None:
-            self.foresight.layer_begins()
-        dispatch = Dispatch.of(top_k_index.cpu().numpy())
+            self.foresight.layer_begins(chosen)
+        dispatch = Dispatch.of(chosen)
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
         self.eviction.observe(layer, tokens_per_expert)

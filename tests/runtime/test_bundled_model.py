@@ -10,6 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3MoeForCausalLM
 
 from hetero_runtime.bundled import model_path
+from hetero_runtime.config.tree import PredictionConfig
+from hetero_runtime.plan import read_geometry
+from hetero_runtime.prediction import RouterFingerprint, read_predictor
+from hetero_runtime.prediction.locate import locate_predictor
 
 STORY = (
     "Once upon a time there was a kind girl named Wendy. Soft rain fell on the roof. Wendy had a small "
@@ -44,6 +48,16 @@ def test_the_package_stays_under_forty_megabytes() -> None:
     assert sum(path.stat().st_size for path in files) < 40 * 2**20
     assert max(path.stat().st_size for path in files) < 12e6
     assert (model_path() / "MODEL_CARD.md").exists()
+
+
+def test_its_predictor_lies_beside_it_and_is_its_own() -> None:
+    geometry = read_geometry(model_path())
+    located = locate_predictor(PredictionConfig("mamba2"), geometry)
+    assert located is not None
+    assert located.path.parent == model_path().parent
+    assert located.num_bytes < 2e6
+    stored = read_predictor(located.path, RouterFingerprint.of_model(geometry))
+    assert stored.notes["trace"]["load_entropy"] > 0.95
 
 
 def test_weights_are_bf16_and_experts_the_larger_part() -> None:

@@ -48,6 +48,17 @@ def test_run_json_is_the_last_line_of_standard_output_and_repeats_with_a_seed() 
     assert report["stats"]["active_rows"] == 0
 
 
+def test_run_with_foresight_says_the_same_and_hits_more_than_lru() -> None:
+    words = ("run", *CPU, "--max-tokens", "60", "--seed", "3", "--json")
+    foreseen, plain = run(*words, "--set", "preset=seqmoe"), last_json(run(*words))
+    assert "hit rate of LRU" in foreseen.stderr
+    report = last_json(foreseen)
+    assert report["text"] == plain["text"]
+    assert report["hit_rate"] > report["lru_hit_rate"] + 0.08
+    assert report["lru_hit_rate"] == pytest.approx(plain["hit_rate"], abs=0.02)
+    assert plain["lru_hit_rate"] is None
+
+
 def test_run_as_chat_answers() -> None:
     result = run("run", *CPU, "--chat", "-p", "What is 12 plus 30?", "--temperature", "0", "--json")
     report = last_json(result)

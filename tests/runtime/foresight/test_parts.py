@@ -10,6 +10,7 @@ from hetero_gpu import HostCopier
 from hetero_runtime.foresight.link import Link, measure_link
 from hetero_runtime.foresight.pace import SMOOTHING, Pace
 from hetero_runtime.foresight.prefetcher import MOST_UNDER_WAY, Prefetcher
+from hetero_runtime.foresight.rival import Rival
 from hetero_runtime.foresight.rows import Rows, at_next_pass
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler import ExpertKey
@@ -17,6 +18,8 @@ from hetero_scheduler.predict import Forecast, RouterShape
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 from hetero_scheduler.prefetch import make_schedule
 from hetero_scheduler.prefetch.steering import Steering
+from hetero_scheduler.simulator import Scenario, simulate
+from hetero_scheduler.trace import Trace
 from tests.gpu.fake_copier import FakeCopier
 from tests.gpu.timed_copier import TimedCopier
 from tests.runtime.foresight.predictors import random_models
@@ -194,3 +197,42 @@ def test_the_imagined_link_takes_its_time() -> None:
     assert slab.tolist() == [1] * 4
     transfers[1].wait()
     assert (copier.now_s, copier.stall_s(), slab.tolist()) == (4.0, 1.0, [2] * 4)
+
+
+# ---- the rival
+
+
+def choices(num_tokens: int, *, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    picks = rng.random((num_tokens, SHAPE.num_layers, SHAPE.num_experts)).argsort(axis=-1)
+    return picks[..., : SHAPE.top_k]
+
+
+def tell(rival: Rival, chosen: np.ndarray) -> None:
+    """One pass over these tokens."""
+    rival.begin_pass()
+    for layer in range(SHAPE.num_layers):
+        rival.hear(chosen[:, layer])
+
+
+def test_the_rival_hits_what_lru_hits_in_decode() -> None:
+    rival = Rival([range(6)] * SHAPE.num_layers, num_experts=SHAPE.num_experts)
+    assert rival.hit_rate() is None
+    prompt, answer = choices(5, seed=0), choices(40, seed=1)
+    tell(rival, prompt)
+    assert rival.hit_rate() is None
+    rival.hear(answer[:1, 0])  # a pass that is given up
+    for token in range(40):
+        tell(rival, answer[token : token + 1])
+    topk = np.concatenate([prompt, answer])
+    trace = Trace(
+        np.zeros((45, *SHAPE[:2]), dtype=np.float16), topk, np.zeros(45, np.int32), np.array([0, 45])
+    )
+    scenario = Scenario(residency=6 / 16, uncounted=5 / 45)
+    assert rival.hit_rate() == pytest.approx(simulate(trace, scenario).hit_rate)
+
+
+def test_where_a_layers_experts_do_not_fit_there_is_no_rival() -> None:
+    rival = Rival([range(1)] * SHAPE.num_layers, num_experts=SHAPE.num_experts)
+    tell(rival, choices(1, seed=0))
+    assert rival.hit_rate() is None
