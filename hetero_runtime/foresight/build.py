@@ -38,8 +38,8 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
     from hetero_runtime.prediction import read_predictor
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
-    models = read_predictor(config.prediction.path).models
-    return [Mamba2Predictor(models) for _ in rows]
+    predictor = Mamba2Predictor(read_predictor(config.prediction.path).models)
+    return [predictor.another() for _ in rows]
 
 
 def router_shape(model: Any) -> RouterShape:

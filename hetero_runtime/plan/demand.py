@@ -187,11 +187,11 @@ def _staging_row(geometry: Geometry, demand: Demand) -> Row:
 
 
 def _predictor_row(geometry: Geometry) -> Row:
-    """Weights, and while a prompt is read its routing: logits as they came, and what the predictor makes of
-    them. The states of rows are small beside that."""
+    """Weights, for prompts and once more for single steps; while a prompt is read its routing: logits as they
+    came, and what the predictor makes of them. The states of rows are small beside that."""
     if not geometry.predictor_bytes:
         return Row.constant("predictor", "host", 0)
     logits = PREDICTOR_TOKENS * geometry.num_moe_layers * geometry.num_experts
-    weights = geometry.predictor_bytes
+    weights = 2 * geometry.predictor_bytes
     read = weights + logits * (_HALF + _PREDICTOR_COPIES * _F32)
     return Row("predictor", "host", weights, read, weights, f"reads the last {PREDICTOR_TOKENS} of a prompt")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hetero_scheduler.predict.activation import activation_state
-from hetero_scheduler.predict.base import Forecast, Predictor
-from hetero_scheduler.predict.mamba2_model import GroupModel, State
+from hetero_scheduler.predict.base import Forecast, Predictor, Probabilities
+from hetero_scheduler.predict.mamba2_compiled import CompiledState, Weights, advance, roll_out
+from hetero_scheduler.predict.mamba2_model import GroupModel
 from hetero_scheduler.trace import Trace
 
 HORIZON = 8
@@ -25,6 +27,7 @@ class Mamba2Predictor(Predictor):
     `models[g]` predicts the layers of group g, from 0 upwards without a gap. While steps come in, group g's
     forecast appears after its last layer, for the steps after that one; each step of it holds, for every
     layer, shares that sum to one (the distribution that training aligns with the activation states).
+    Prompts are read by torch, single steps by compiled loops.
     """
 
     name: ClassVar[str] = "mamba2"
@@ -42,12 +45,19 @@ class Mamba2Predictor(Predictor):
         self.num_layers = self.groups[-1].stop
         ((self.num_experts, self.top_k),) = routers
         self._group_of = [g for g, group in enumerate(self.groups) for _ in group]
+        self._weights = [Weights.of(model) for model in self.models]
         self.reset()
+
+    def another(self) -> Self:
+        """A predictor for another text, on the same weights."""
+        other = copy.copy(self)
+        other.reset()
+        return other
 
     def reset(self) -> None:
         """A new document: every model starts from its initial state."""
-        self._states: list[State] = [model.initial_state(1) for model in self.models]
-        self._logits = torch.zeros(self.num_layers, self.num_experts)
+        self._states = [CompiledState.of(model.initial_state(1)) for model in self.models]
+        self._logits = np.zeros((self.num_layers, self.num_experts), np.float32)
         self._forecast: Forecast | None = None
 
     def observe(
@@ -61,7 +71,7 @@ class Mamba2Predictor(Predictor):
 
         At a trigger layer one step of the group's model runs, then the recursive ones.
         """
-        self._logits[layer] = torch.from_numpy(router_logits.astype(np.float32))
+        self._logits[layer] = router_logits
         group = self.groups[self._group_of[layer]]
         self._forecast = self._run(group, step) if layer == group.stop - 1 else None
 
@@ -86,28 +96,29 @@ class Mamba2Predictor(Predictor):
         forecasts = []
         for g, (model, group) in enumerate(zip(self.models, self.groups, strict=True)):
             logits = torch.from_numpy(trace.logits[:, group.start : group.stop].astype(np.float32))
-            predicted, self._states[g] = model(self._activation(logits)[None], model.initial_state(1))
-            forecasts.append(self._predict(g, predicted[:, -1], trace.num_tokens - 1))
+            predicted, state = model(self._activation(logits)[None], model.initial_state(1))
+            self._states[g] = CompiledState.of(state)
+            shares = roll_out(
+                self._weights[g],
+                self._states[g],
+                predicted[0, -1].numpy(),
+                top_k=self.top_k,
+                horizon=self.horizon,
+            )
+            forecasts.append(self._forecast_of(group, shares, trace.num_tokens - 1))
         self._forecast = forecasts[-1]
         return tuple(forecasts)
 
-    @torch.no_grad()
     def _run(self, group: range, step: int) -> Forecast:
         g = self._group_of[group.start]
-        activations = self._activation(self._logits[group.start : group.stop])
-        logits, self._states[g] = self.models[g].step(activations[None], self._states[g])
-        return self._predict(g, logits, step)
+        routed = self._logits[group.start : group.stop]
+        shares = advance(self._weights[g], self._states[g], routed, top_k=self.top_k, horizon=self.horizon)
+        return self._forecast_of(group, shares, step)
 
-    def _predict(self, g: int, logits: torch.Tensor, step: int) -> Forecast:
-        """From the one-step `logits` `[1, n, E]` after `step`, roll out the rest. The state stays."""
-        later = self.models[g].rollout(logits, self._states[g], self.horizon - 1)
-        shares = torch.softmax(torch.cat([logits[None], later])[:, 0], dim=-1)  # [horizon, n, E]
-        group = self.groups[g]
-        return Forecast(
-            probabilities=shares.numpy(),
-            layers=tuple(group),
-            first_pos=(step + 1) * self.num_layers + group.start,
-        )
+    def _forecast_of(self, group: range, shares: Probabilities, step: int) -> Forecast:
+        """`shares` `[horizon, n, E]`: of the steps after `step`."""
+        first_pos = (step + 1) * self.num_layers + group.start
+        return Forecast(probabilities=shares, layers=tuple(group), first_pos=first_pos)
 
     def _activation(self, logits: torch.Tensor) -> torch.Tensor:
         return activation_state(logits, logits.topk(self.top_k, dim=-1).indices)

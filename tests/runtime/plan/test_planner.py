@@ -246,6 +246,6 @@ def test_a_trained_predictor_is_counted(small: Geometry) -> None:
     with_predictor = replace(small, predictor_bytes=5 * MIB)
     (row,) = [row for row in _plan(with_predictor, _box()).rows if row.name == "predictor"]
     logits = 512 * small.num_moe_layers * small.num_experts
-    assert (row.tier, row.load, row.decode) == ("host", 5 * MIB, 5 * MIB)
-    assert row.prefill >= 5 * MIB + 6 * logits  # float16 as they came, float32 as they are read
+    assert (row.tier, row.load, row.decode) == ("host", 10 * MIB, 10 * MIB)
+    assert row.prefill >= 10 * MIB + 6 * logits  # float16 as they came, float32 as they are read
     assert not [row for row in _plan(small, _box()).rows if row.name == "predictor"]
