@@ -2,7 +2,8 @@
 
 One turn:
 
-    1  a task, unless the device gathers misses or as many copies as allowed are under way
+    1  a task, unless the device gathers misses, as many copies as allowed are under way, or no staging
+       buffer is free
          stale (its layer has begun) → landing DROPPED
          else copy, then event
     2  the oldest copy, if its event has come → landing ARRIVED
@@ -35,7 +36,7 @@ BAD_TASK, STUCK_COPY = -1, -2
 """Ends of the loop that are not error codes of the copy engine."""
 
 _ENTRY_BYTES = ENTRY_WORDS * WORD_BYTES
-_POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP = (
+_POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP, _CONSUMED = (
     WORD_BYTES * word
     for word in (
         Word.POSITION,
@@ -44,6 +45,7 @@ _POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP = (
         Word.LANDING_TAIL,
         Word.HEARTBEAT,
         Word.STOP,
+        Word.CONSUMED,
     )
 )
 _DROPPED, _ARRIVED = int(Landed.DROPPED), int(Landed.ARRIVED)
@@ -60,8 +62,14 @@ class Wiring(NamedTuple):
     landings: int
     ring_size: int
     bank: int
-    slabs: int
-    record_bytes: int
+    stored_bytes: int
+    """From one record of the bank to the next: what is copied."""
+    target: int
+    """The slabs, or the staging buffers."""
+    target_bytes: int
+    """From one slab or buffer to the next."""
+    num_buffers: int
+    """0: straight into slabs."""
     num_slots: int
     num_keys: int
     stream: int
@@ -81,21 +89,24 @@ def _word(address: Any, index: Any) -> Any:
 
 
 @_njit
-def _report(wiring: Any, slot: Any, tag: Any, status: Any) -> None:
+def _report(wiring: Any, slot: Any, tag: Any, status: Any, buffer: Any) -> Any:
+    """Returns the number of landings reported with this one."""
     landed = load_acquire(wiring.region + _LANDING_TAIL)
     entry = wiring.landings + (landed % wiring.ring_size) * _ENTRY_BYTES
     store_release(entry, slot)
     store_release(entry + WORD_BYTES, tag)
     store_release(entry + 2 * WORD_BYTES, status)
+    store_release(entry + 3 * WORD_BYTES, buffer)
     store_release(wiring.region + _LANDING_TAIL, landed + 1)
+    return landed + 1
 
 
 @_njit
-def _start_copy(wiring: Any, key: Any, slot: Any, event: Any) -> Any:
-    """0, or the copy engine's error code."""
-    to = wiring.slabs + slot * wiring.record_bytes
-    source = wiring.bank + key * wiring.record_bytes
-    code = call_copy(wiring.copy, to, source, wiring.record_bytes, wiring.stream)
+def _start_copy(wiring: Any, key: Any, place: Any, event: Any) -> Any:
+    """0, or the copy engine's error code. `place`: slot, or staging buffer."""
+    to = wiring.target + place * wiring.target_bytes
+    source = wiring.bank + key * wiring.stored_bytes
+    code = call_copy(wiring.copy, to, source, wiring.stored_bytes, wiring.stream)
     if code == 0:
         code = call_record(wiring.record, event, wiring.stream)
     return code
@@ -119,10 +130,19 @@ def _wait_for_last(wiring: Any, events: Any, oldest: Any, newest: Any) -> Any:
 
 
 @_njit
-def run_loop(wiring: Any, events: Any, slots: Any, tags: Any) -> Any:
+def _is_buffer_free(wiring: Any, used_until: Any, submitted: Any) -> Any:
+    """Whether the next copy has a place: the device is done with what its buffer held."""
+    if wiring.num_buffers == 0:
+        return True
+    return used_until[submitted % wiring.num_buffers] <= load_acquire(wiring.region + _CONSUMED)
+
+
+@_njit
+def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, used_until: Any) -> Any:
     """Serve tasks until STOP is set. Returns 0, or the code of the first failure.
 
-    `events`: `[most copies under way]` int64; `slots`, `tags`: room for as many.
+    `events`: `[most copies under way]` int64; `slots`, `tags`: room for as many. `used_until`: for each
+    staging buffer the number of landings that must be consumed before it is free, 0 at first.
     """
     most = events.size
     head = load_acquire(wiring.region + _LANDING_TAIL)
@@ -131,15 +151,19 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any) -> Any:
         idle += 1
         store_release(wiring.region + _HEARTBEAT, load_acquire(wiring.region + _HEARTBEAT) + 1)
         is_paused = load_acquire(wiring.region + _PAUSE) != 0
-        if submitted - finished < most and not is_paused and head < load_acquire(wiring.region + _TASK_TAIL):
+        is_free = (
+            submitted - finished < most and not is_paused and _is_buffer_free(wiring, used_until, submitted)
+        )
+        if is_free and head < load_acquire(wiring.region + _TASK_TAIL):
             entry = wiring.tasks + (head % wiring.ring_size) * _ENTRY_BYTES
             key, slot, tag, deadline = _word(entry, 0), _word(entry, 1), _word(entry, 2), _word(entry, 3)
             if tag <= last_tag or not (0 <= slot < wiring.num_slots and 0 <= key < wiring.num_keys):
                 failure = BAD_TASK
             elif load_acquire(wiring.region + _POSITION) >= deadline:
-                _report(wiring, slot, tag, _DROPPED)
+                _report(wiring, slot, tag, _DROPPED, 0)
             else:
-                failure = _start_copy(wiring, key, slot, events[submitted % most])
+                place = slot if wiring.num_buffers == 0 else submitted % wiring.num_buffers
+                failure = _start_copy(wiring, key, place, events[submitted % most])
                 if failure == 0:
                     slots[submitted % most], tags[submitted % most] = slot, tag
                     submitted += 1
@@ -147,7 +171,10 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any) -> Any:
         if failure == 0 and finished < submitted:
             failure = call_query(wiring.query, events[finished % most])
             if failure == 0:
-                _report(wiring, slots[finished % most], tags[finished % most], _ARRIVED)
+                buffer = 0 if wiring.num_buffers == 0 else finished % wiring.num_buffers
+                landings = _report(wiring, slots[finished % most], tags[finished % most], _ARRIVED, buffer)
+                if wiring.num_buffers != 0:
+                    used_until[buffer] = landings
                 finished, idle = finished + 1, 0
             elif failure == NOT_READY:
                 failure = 0
@@ -162,9 +189,10 @@ def compile_loop() -> None:
     types: Any = numba.types
     integers = types.int64[::1]
     wiring = types.NamedUniTuple(types.int64, len(Wiring._fields), Wiring)
-    run_loop.compile((wiring, integers, integers, integers))
+    run_loop.compile((wiring, integers, integers, integers, integers))
 
 
-def make_room(num_copies: int) -> tuple[np.ndarray, np.ndarray]:
-    """`slots` and `tags` for `run_loop`."""
-    return np.zeros(num_copies, dtype=np.int64), np.zeros(num_copies, dtype=np.int64)
+def make_room(num_copies: int, num_buffers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`slots`, `tags` and `used_until` for `run_loop`."""
+    slots, tags = np.zeros((2, num_copies), dtype=np.int64)
+    return slots, tags, np.zeros(num_buffers, dtype=np.int64)

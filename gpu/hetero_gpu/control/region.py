@@ -13,13 +13,17 @@ another's writing. Every word has one writer. A ring entry is written before its
      80  HEARTBEAT    worker       grows while the worker lives
      96  STOP         host         1: the worker shall end
     112  FAILURE      worker       error code of the copy engine that ended it, 0 if none
-    128  tasks        device       ring of R entries: key, slot, tag, deadline
-    128 + 4R landings worker       ring of R entries: slot, tag, status, (unused)
+    128  CONSUMED     device       landings whose bytes it needs no more where the worker left them
+    144  tasks        device       ring of R entries: key, slot, tag, deadline
+    144 + 4R landings worker       ring of R entries: slot, tag, status, buffer
 
     device ─ task i at i mod R, TASK_TAIL ─▶ worker ─ copies ─ landing j at j mod R, LANDING_TAIL ─▶ device
 
 Each task gets exactly one landing, and the device emits a task only while fewer than R are without one. So
 neither ring can overrun, and the device never reads a word that the worker writes in order to send.
+
+Copies go straight into slabs; packed records go into a few staging buffers on the device, which decodes them
+from there once it has taken note of their landing. A buffer is used again only when CONSUMED has passed it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from hetero_gpu.control.fault import TableError
 
 WORD_BYTES = 8
 ENTRY_WORDS = 4
-_NUM_HEAD_WORDS = 128
+NUM_HEAD_WORDS = 144
 
 
 class Word(IntEnum):
@@ -46,6 +50,7 @@ class Word(IntEnum):
     HEARTBEAT = 80
     STOP = 96
     FAILURE = 112
+    CONSUMED = 128
 
 
 class Landed(IntEnum):
@@ -65,7 +70,7 @@ class ControlRegion:
         if ring_size < 1 or ring_size & (ring_size - 1):
             raise ValueError(f"ring_size is {ring_size}; it must be a power of two")
         self.ring_size = ring_size
-        num_words = _NUM_HEAD_WORDS + 2 * ENTRY_WORDS * ring_size
+        num_words = NUM_HEAD_WORDS + 2 * ENTRY_WORDS * ring_size
         is_cuda = device.type == "cuda"
         self._words = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
         self._view = self._words.numpy()
@@ -83,7 +88,7 @@ class ControlRegion:
     @property
     def tasks_address(self) -> int:
         """Where the device finds the task ring."""
-        return self.device_address + WORD_BYTES * _NUM_HEAD_WORDS
+        return self.device_address + WORD_BYTES * NUM_HEAD_WORDS
 
     @property
     def landings_address(self) -> int:
@@ -104,6 +109,7 @@ class ControlRegion:
             self.write(word, 0)
         self.write(Word.TASK_TAIL, num_tasks)
         self.write(Word.LANDING_TAIL, num_tasks)
+        self.write(Word.CONSUMED, num_tasks)
 
     def raise_if_failed(self) -> None:
         """Raise RuntimeError for what a kernel reported, once: the word is cleared. Waits for nothing."""

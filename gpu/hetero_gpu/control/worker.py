@@ -25,15 +25,34 @@ _POLL_S = 1e-4
 class PrefetchWorker:
     """Serves the task ring of `region` from its construction to `close`.
 
-    `bank`: all records in the order of their keys, host uint8; registered with CUDA for CUDA's engine.
+    `bank`: all records in the order of their keys, host uint8 `[keys, stored bytes]`; registered with CUDA
+    for CUDA's engine. `staging`: for packed records, device uint8 `[buffers, stored bytes]`, more buffers
+    than the engine has events.
     """
 
     def __init__(
-        self, region: ControlRegion, *, bank: torch.Tensor, slabs: SlabPool, engine: CopyEngine
+        self,
+        region: ControlRegion,
+        *,
+        bank: torch.Tensor,
+        slabs: SlabPool,
+        engine: CopyEngine,
+        staging: torch.Tensor | None = None,
     ) -> None:
         """Compile the loop (once a process, a few seconds) and start the thread."""
+        stored_bytes = bank.shape[1]
+        if staging is None and stored_bytes != slabs.record_bytes:
+            raise ValueError(
+                f"records of {stored_bytes} bytes for slabs of {slabs.record_bytes}: packed ones need staging"
+            )
+        if staging is not None and (staging.shape[1] != stored_bytes or len(staging) <= len(engine.events)):
+            raise ValueError(
+                f"staging {tuple(staging.shape)} for records of {stored_bytes} bytes and "
+                f"{len(engine.events)} copies under way"
+            )
         self._region, self._engine = region, engine
-        self._memory = (bank, slabs)  # keeps the addresses below valid
+        self._memory = (bank, slabs, staging)  # keeps the addresses below valid
+        self._num_buffers = 0 if staging is None else len(staging)
         self._code = 0
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -44,10 +63,12 @@ class PrefetchWorker:
             landings=head + region.landings_address - region.device_address,
             ring_size=region.ring_size,
             bank=bank.data_ptr(),
-            slabs=slabs.memory.data_ptr(),
-            record_bytes=slabs.record_bytes,
+            stored_bytes=stored_bytes,
+            target=(slabs.memory if staging is None else staging).data_ptr(),
+            target_bytes=slabs.record_bytes if staging is None else stored_bytes,
+            num_buffers=self._num_buffers,
             num_slots=slabs.num_slabs,
-            num_keys=bank.nbytes // slabs.record_bytes,
+            num_keys=len(bank),
             stream=engine.stream,
             copy=engine.copy,
             record=engine.record,
@@ -99,7 +120,7 @@ class PrefetchWorker:
     def _run(self) -> None:
         events = np.array(self._engine.events, dtype=np.int64)
         try:
-            self._code = int(run_loop(self._wiring, events, *make_room(events.size)))
+            self._code = int(run_loop(self._wiring, events, *make_room(events.size, self._num_buffers)))
             self._region.write(Word.FAILURE, self._code)
         except BaseException as error:  # kept, and raised at the next step
             self._failure = error

@@ -14,16 +14,19 @@ from __future__ import annotations
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.tables.ensure import ensure
 from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
-from hetero_gpu.tables.prefetch import create_prefetch, land
+from hetero_gpu.tables.landing import await_late, land, unpack_landed
+from hetero_gpu.tables.prefetch import create_prefetch
 from hetero_gpu.tables.state import DeviceTables
 
 __all__ = [
     "DeviceTables",
     "MappedBank",
     "TableError",
+    "await_late",
     "create_prefetch",
     "ensure",
     "gather",
     "gather_reference",
     "land",
+    "unpack_landed",
 ]

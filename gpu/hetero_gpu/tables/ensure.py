@@ -12,8 +12,9 @@
 Step for step what `hetero_scheduler.SlotMachine` does; the tests hold both to the same sequences. Nothing is
 allocated and the host reads nothing, so a launch can be captured in a CUDA graph. `gather` must follow.
 
-A requested expert whose prefetch is still under way keeps its FETCH slot and is gathered into it: both
-writers bring the same bytes, and the slot stays out of reach until the worker reports it.
+A requested expert whose prefetch is still under way keeps its FETCH slot. Either it is gathered into it at
+once: both writers bring the same bytes, and the slot stays out of reach until the worker reports it. Or, with
+`awaits_late`, `await_late` is to follow.
 
 Every read of a word that this kernel also writes lies before a barrier that precedes the write: threads of
 several warps hold copies of the same scalar.
@@ -43,12 +44,15 @@ _LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTER
 _LRU, _LFU = tl.constexpr(EVICTION_POLICIES.index("lru")), tl.constexpr(EVICTION_POLICIES.index("lfu"))
 
 
-def ensure(tables: DeviceTables, layer: int, top_k_index: torch.Tensor) -> torch.Tensor:
+def ensure(
+    tables: DeviceTables, layer: int, top_k_index: torch.Tensor, *, awaits_late: bool = False
+) -> torch.Tensor:
     """Decide where each expert of `top_k_index` (integer `[T, K]`, contiguous) lies or will be loaded.
 
     Returns slots, int32 `[T, K]`, a view into the tables that the next `ensure` overwrites; the experts are
-    there once `gather` has run. An index below 0 is a pair to skip: its slot is -1. If a load finds no slot,
-    its pairs get -1 and the error word says so. Each layer of a pass calls this once, in order.
+    there once `gather` has run, and with `awaits_late` also `await_late` and what follows it. An index below
+    0 is a pair to skip: its slot is -1. If a load finds no slot, its pairs get -1 and the error word says so.
+    Each layer of a pass calls this once, in order.
     """
     num_pairs = top_k_index.numel()
     if num_pairs > tables.max_pairs:
@@ -87,6 +91,7 @@ def ensure(tables: DeviceTables, layer: int, top_k_index: torch.Tensor) -> torch
         SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
         LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
         EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
+        AWAITS_LATE=awaits_late,
         POLICY=EVICTION_POLICIES.index(tables.policy),
         HALF_LIFE=tables.half_life,
         num_warps=tables.num_warps,
@@ -125,6 +130,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     SLOT_BLOCK: tl.constexpr,  # noqa: N803
     LAYER_BLOCK: tl.constexpr,  # noqa: N803
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+    AWAITS_LATE: tl.constexpr,  # noqa: N803
     POLICY: tl.constexpr,  # noqa: N803
     HALF_LIFE: tl.constexpr,  # noqa: N803
 ):
@@ -166,11 +172,14 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     num_late = tl.sum(is_late.to(tl.int32), axis=0)
     num_listed = num_late * 0
     num_evicted = num_late * 0
-    if num_absent + num_late == 0:
+    is_pending, num_pending = is_absent, num_absent
+    if not AWAITS_LATE:
+        is_pending, num_pending = is_absent | is_late, num_absent + num_late
+    if num_pending == 0:
         tl.store(slot_state + slot, _USED, mask=state == _COMPUTE)
     else:
         slot, num_listed, num_evicted, tag = _place(
-            slot, is_absent | is_late, layer, now, tag, pool_start, pool_end,
+            slot, is_pending, layer, now, tag, pool_start, pool_end,
             slot_of, slot_key, slot_state, slot_tag, slot_last, is_pinned, is_filled, score,
             miss_slot, miss_key,
             NUM_SLOTS, NUM_EXPERTS, SLOT_BLOCK, EXPERT_BLOCK,
@@ -193,7 +202,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     tl.store(counters + layer * _COUNTERS + columns, counted)
     if num_listed > 0:
         store_release(pause_address, 1)
-    if num_listed < num_absent + num_late:
+    if num_listed < num_pending:
         store_release(error_address, _NO_SLOT_ERROR)
     if tl.max(wanted, axis=0) >= NUM_EXPERTS:
         store_release(error_address, _BAD_EXPERT_ERROR)

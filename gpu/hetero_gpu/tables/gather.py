@@ -81,21 +81,26 @@ def gather(
     bank: MappedBank,
     slabs: SlabPool,
     num_programs: int | None = None,
+    is_late: bool = False,
 ) -> None:
-    """Load the records that the last `ensure` (of `layer`) listed. Asynchronous, capturable in a CUDA graph;
-    what is submitted to the stream afterwards sees the bytes. Same result as `gather_reference`.
+    """Load the records that the last `ensure` (of `layer`) listed, or with `is_late` the last `await_late`.
 
-    `num_programs`: None takes as many as fill a PCIe 5 link.
+    Asynchronous, capturable in a CUDA graph; what is submitted to the stream afterwards sees the bytes. Same
+    result as `gather_reference`. `num_programs`: None takes as many as fill a PCIe 5 link.
     """
     if slabs.record_bytes != bank.slab_bytes or slabs.num_slabs != tables.num_slots:
         raise ValueError(
             f"{slabs.num_slabs} slabs of {slabs.record_bytes} bytes do not fit {tables.num_slots} slots and "
             f"records of {bank.slab_bytes}"
         )
+    listed = (tables.miss_slot, tables.miss_key, tables.miss_count)
+    if is_late:
+        listed = (tables.late_slot, tables.late_key, tables.late_count)
     if bank.packing is not None:
         gather_packed(
             tables,
             layer,
+            listed=listed,
             bank_address=bank.address,
             layout=bank.packing,
             slabs=slabs,
@@ -105,9 +110,7 @@ def gather(
     _gather_kernel[(num_programs or NUM_PROGRAMS,)](
         bank.address,
         slabs.memory.view(torch.int32),
-        tables.miss_slot,
-        tables.miss_key,
-        tables.miss_count,
+        *listed,
         tables.programs_done,
         tables.counters,
         tables.pause_address,

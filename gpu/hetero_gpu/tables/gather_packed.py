@@ -10,6 +10,7 @@ that depend on each other, the table and then the escapes.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -28,18 +29,17 @@ def gather_packed(
     tables: DeviceTables,
     layer: int,
     *,
+    listed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     bank_address: int,
     layout: PackedLayout,
     slabs: SlabPool,
     num_programs: int,
 ) -> None:
-    """`gather` for packed records, which begin at `bank_address`."""
+    """`gather` for packed records, which begin at `bank_address`. `listed`: slots, keys, count."""
     _gather_packed_kernel[(num_programs,)](
         bank_address,
         slabs.memory.data_ptr(),
-        tables.miss_slot,
-        tables.miss_key,
-        tables.miss_count,
+        *listed,
         tables.programs_done,
         tables.counters,
         tables.pause_address,

@@ -1,13 +1,10 @@
-"""Prefetch as the device sees it: create tasks, learn what became of them.
+"""Ask for prefetches: reserve slots, send tasks.
 
     create_prefetch   for each wanted key without a slot, in order: reserve a FETCH slot under a new tag,
                       task (key, slot, tag, deadline) → task ring
-    land              position → host; for each reported (slot, tag, status) whose tag is still the slot's:
-                      FETCH → COMPUTE, or → EMPTY if nothing was copied
 
-A FETCH slot is given to nobody else before its landing: a copy under way can never write over another
-expert. The device waits for nothing: what is not reported yet stays FETCH, and what no longer fits into the
-ring is not asked for.
+A FETCH slot is given to nobody else before its landing (`landing`): a copy under way can never write over
+another expert. The device waits for nothing here: what no longer fits into the ring is not asked for.
 """
 
 from __future__ import annotations
@@ -16,23 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.control.fault import TableError
-from hetero_gpu.control.memory_order import load_acquire, store_release
-from hetero_gpu.control.region import ENTRY_WORDS, ControlRegion, Landed, Word
+from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.control.region import ENTRY_WORDS, ControlRegion, Word
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _FETCH = tl.constexpr(int(SlotState.FETCH))
-_COMPUTE = tl.constexpr(int(SlotState.COMPUTE))
 _USED = tl.constexpr(int(SlotState.USED))
-_ARRIVED = tl.constexpr(int(Landed.ARRIVED))
-_BAD_LANDING_ERROR = tl.constexpr(int(TableError.BAD_LANDING))
 _ENTRY = tl.constexpr(ENTRY_WORDS)
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
-_LOADS, _BYTES = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("bytes_moved"))
 _PREFETCHES = tl.constexpr(COUNTERS.index("prefetches"))
-_DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))
 _EVICTIONS = tl.constexpr(COUNTERS.index("evictions"))
 
 
@@ -70,34 +61,6 @@ def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, reg
         NUM_EXPERTS=tables.num_experts,
         SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
         num_warps=tables.num_warps,
-    )
-
-
-def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int) -> None:
-    """Tell the worker that a layer begins, and take note of every landing reported so far. A landing whose
-    tag is not its slot's any more changes nothing. Once a layer, before `ensure`.
-
-    Asynchronous, capturable; `ensure` and whatever reads slabs afterwards see the bytes that landed.
-    """
-    _land_kernel[(1,)](
-        tables.slot_of,
-        tables.slot_key,
-        tables.slot_state,
-        tables.slot_tag,
-        tables.is_filled,
-        tables.position,
-        tables.num_emitted,
-        tables.num_landed,
-        tables.counters,
-        region.landings_address,
-        region.address(Word.LANDING_TAIL),
-        region.address(Word.POSITION),
-        tables.error_address,
-        record_bytes,
-        RING=region.ring_size,
-        NUM_SLOTS=tables.num_slots,
-        NUM_EXPERTS=tables.num_experts,
-        num_warps=1,  # load_acquire asks for it
     )
 
 
@@ -181,61 +144,3 @@ def _create_kernel(  # type: ignore[no-untyped-def]
         tl.store(next_tag, tag)
         tl.store(num_emitted, emitted)
         store_release(task_tail_address, emitted)
-
-
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["landings_address", "landing_tail_address", "position_address", "error_address"]
-)
-def _land_kernel(  # type: ignore[no-untyped-def]
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    is_filled,
-    position,
-    num_emitted,
-    num_landed,
-    counters,
-    landings_address,
-    landing_tail_address,
-    position_address,
-    error_address,
-    record_bytes,
-    RING: tl.constexpr,  # noqa: N803
-    NUM_SLOTS: tl.constexpr,  # noqa: N803
-    NUM_EXPERTS: tl.constexpr,  # noqa: N803
-):
-    store_release(position_address, tl.load(position) + 1)
-    landed = tl.load(num_landed)
-    tail = load_acquire(landing_tail_address)
-    if (tail < landed) | (tail > tl.load(num_emitted)):
-        store_release(error_address, _BAD_LANDING_ERROR)
-    elif tail > landed:
-        index = landed + tl.arange(0, RING)
-        is_new = index < tail
-        offset = (index % RING) * (_ENTRY * 8)
-        entry = (landings_address + offset).to(tl.pointer_type(tl.int64))
-        slot = tl.load(entry, mask=is_new, other=-1, volatile=True)
-        tag = tl.load(entry + 1, mask=is_new, other=0, volatile=True)
-        status = tl.load(entry + 2, mask=is_new, other=0, volatile=True)
-        is_known = is_new & (slot >= 0) & (slot < NUM_SLOTS)
-        state = tl.load(slot_state + slot, mask=is_known, other=_EMPTY)
-        is_current = is_known & (tl.load(slot_tag + slot, mask=is_known, other=0) == tag) & (state == _FETCH)
-        filled = tl.load(is_filled + slot, mask=is_current, other=0)
-        key = tl.load(slot_key + slot, mask=is_current, other=0)
-        has_arrived = is_current & (status == _ARRIVED)
-        is_kept = has_arrived | (is_current & (filled != 0))
-        is_given_up = is_current & (is_kept == 0)
-        tl.debug_barrier()
-        tl.store(slot_state + slot, tl.where(is_kept, _COMPUTE, _EMPTY), mask=is_current)
-        tl.store(is_filled + slot, tl.zeros_like(filled), mask=is_current)
-        tl.store(slot_of + key, tl.zeros_like(key) - 1, mask=is_given_up)
-        tl.store(slot_key + slot, tl.zeros_like(key) - 1, mask=is_given_up)
-        column = counters + (key // NUM_EXPERTS) * _COUNTERS
-        one = tl.full(key.shape, 1, tl.int64)
-        tl.atomic_add(column + _LOADS, one, mask=has_arrived)
-        tl.atomic_add(column + _BYTES, one * record_bytes, mask=has_arrived)
-        tl.atomic_add(column + _DROPPED, one, mask=is_current & (status != _ARRIVED))
-        tl.store(num_landed, tail)
-        if tl.max((is_new & (is_known == 0)).to(tl.int32), axis=0) > 0:
-            store_release(error_address, _BAD_LANDING_ERROR)

@@ -25,6 +25,9 @@ from hetero_scheduler.slots import NO_SLOT
 MOST_SLOTS, MOST_EXPERTS, MOST_PAIRS = 8192, 512, 128
 """One thread block holds a table row in registers: these are the largest rows that were tried."""
 
+MOST_LOOKS = 1000
+"""Some 1.5 ms, more than two copies of 9 MB take; then the worker counts as stuck."""
+
 COUNTERS = tuple(field.name for field in fields(CacheStats))
 NUM_COUNTERS = 16
 """Columns of `counters`: COUNTERS, then padding to a power of two."""
@@ -67,7 +70,10 @@ class DeviceTables:
         """`position` when the slot's expert was last required: what the running layer needs is protected."""
         self.is_pinned = self._full(by_slot, torch.int8)
         self.is_filled = self._full(by_slot, torch.int8)
-        """1: the bytes of this FETCH slot were gathered on demand while its prefetch was still under way."""
+        """Of a FETCH slot: 1, its bytes were gathered on demand while its prefetch was still under way; 2,
+        the running layer awaits them. Either way its landing does not give it up."""
+        self.has_arrived = self._full(by_slot, torch.int8)
+        """Whether the last landing of this slot brought bytes."""
         self.pools = self._full((self.num_layers, 2), torch.int32)
         self.score = self._full(by_expert, torch.float64)
         self.clock = self._full((self.num_layers,), torch.int64)
@@ -80,6 +86,10 @@ class DeviceTables:
         self.miss_slot = self._full((self.max_pairs,), torch.int32, NO_SLOT)
         self.miss_key = self._full((self.max_pairs,), torch.int32, NO_SLOT)
         self.miss_count = self._full((1,), torch.int32)
+        self.late_slot = self._full((self.max_pairs,), torch.int32, NO_SLOT)
+        self.late_key = self._full((self.max_pairs,), torch.int32, NO_SLOT)
+        self.late_count = self._full((1,), torch.int32)
+        """What the running layer awaited in vain, to be gathered after all."""
         self.programs_done = self._full((1,), torch.int32)
         """Programs of a running gather that have finished; 0 between gathers."""
         self.counters = self._full((self.num_layers, NUM_COUNTERS), torch.int64)
@@ -89,6 +99,16 @@ class DeviceTables:
         self.num_emitted = self._full((1,), torch.int64)
         self.num_landed = self._full((1,), torch.int64)
         """Prefetch tasks sent, and landings taken note of; the difference is on its way."""
+        self.patience = self._full((1,), torch.int32, MOST_LOOKS)
+        """How often a layer looks for a landing that it awaits; 0 once it did so in vain, until one comes."""
+        self._allocate_landed(1)
+
+    def _allocate_landed(self, ring_size: int) -> None:
+        self.landed_slot = self._full((ring_size,), torch.int32, NO_SLOT)
+        self.landed_tag = self._full((ring_size,), torch.int64)
+        self.landed_buffer = self._full((ring_size,), torch.int32)
+        self.landed_count = self._full((1,), torch.int32)
+        """Landings whose bytes are still packed, in staging buffers."""
 
     def _full(self, shape: tuple[int, ...], dtype: torch.dtype, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=dtype, device=self.device)
@@ -101,6 +121,7 @@ class DeviceTables:
     def attach(self, region: ControlRegion) -> None:
         """Report errors and pauses in `region`; before anything is captured or a worker starts."""
         region.restart(int(self.num_emitted.item()))
+        self._allocate_landed(region.ring_size)
         self._region = region
         self.error_address = region.address(Word.ERROR)
         self.pause_address = region.address(Word.PAUSE)
@@ -178,7 +199,10 @@ class DeviceTables:
         fetching = table.state == SlotState.FETCH
         table.state[fetching], table.key[fetching] = SlotState.EMPTY, NO_SLOT
         self.load(table)
+        self.landed_count.zero_()
         self.num_landed.copy_(self.num_emitted)
+        if self._region is not None:
+            self._region.restart(int(self.num_emitted.item()))
 
     def stats(self) -> CacheStats:
         """What the kernels counted, all layers together, since the tables were made."""

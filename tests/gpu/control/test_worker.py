@@ -11,6 +11,7 @@ import torch
 
 from hetero_gpu import SlabPool
 from hetero_gpu.control import ControlRegion, Landed, PrefetchWorker, Word
+from hetero_gpu.control.region import NUM_HEAD_WORDS
 from tests.gpu.control.fake_link import LINK_ERROR, FakeLink
 
 NUM_KEYS, NUM_SLOTS, RECORD_BYTES, RING = 12, 4, 64, 4
@@ -21,30 +22,39 @@ FAR = 1 << 40
 class Device:
     """Writes tasks and reads landings as the kernels do, and owns bank, slabs and worker."""
 
-    def __init__(self, link: FakeLink) -> None:
+    def __init__(self, link: FakeLink, num_buffers: int = 0) -> None:
         self.link = link
         self.region = ControlRegion(torch.device("cpu"), ring_size=RING)
         self.bank = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
         self.slabs = SlabPool(NUM_SLOTS, RECORD_BYTES, torch.device("cpu"))
         self._words = self.region._view
         self._tag = 0
-        self.worker = PrefetchWorker(self.region, bank=self.bank, slabs=self.slabs, engine=link.engine)
+        self.slabs.memory.fill_(0xA5)
+        self.staging = torch.zeros(num_buffers, RECORD_BYTES, dtype=torch.uint8) if num_buffers else None
+        self.worker = PrefetchWorker(
+            self.region, bank=self.bank, slabs=self.slabs, engine=link.engine, staging=self.staging
+        )
 
     def emit(self, key: int, slot: int, *, deadline: int = FAR, tag: int | None = None) -> int:
         self._tag = self._tag + 1 if tag is None else tag
         tail = self.region.read(Word.TASK_TAIL)
-        self._words[128 + 4 * (tail % RING) :][:4] = key, slot, self._tag, deadline
+        self._words[NUM_HEAD_WORDS + 4 * (tail % RING) :][:4] = key, slot, self._tag, deadline
         self.region.write(Word.TASK_TAIL, tail + 1)
         return self._tag
 
     def landings(self) -> list[tuple[int, int, int]]:
         """All of the last RING: (slot, tag, status)."""
         tail = self.region.read(Word.LANDING_TAIL)
-        first = 128 + 4 * RING
+        first = NUM_HEAD_WORDS + 4 * RING
         return [
             tuple(self._words[first + 4 * (i % RING) :][:3].tolist())
             for i in range(max(0, tail - RING), tail)
         ]
+
+    def buffers(self, count: int) -> list[int]:
+        """Staging buffers of the first `count` landings, all within one round of the ring."""
+        first = NUM_HEAD_WORDS + 4 * RING
+        return [int(self._words[first + 4 * i + 3]) for i in range(count)]
 
     def await_landings(self, count: int) -> None:
         wait_until(lambda: self.region.read(Word.LANDING_TAIL) >= count)
@@ -61,8 +71,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 def make() -> Iterator[Callable[..., Device]]:
     devices: list[Device] = []
 
-    def factory(**options: int) -> Device:
-        devices.append(Device(FakeLink(**options)))
+    def factory(*, num_buffers: int = 0, **options: int) -> Device:
+        devices.append(Device(FakeLink(**options), num_buffers))
         return devices[-1]
 
     yield factory
@@ -218,6 +228,42 @@ def test_a_new_worker_goes_on_where_the_old_one_was_closed(make: Callable[..., D
     assert torch.equal(device.slabs.slab(2), device.bank[2])
 
 
+def test_packed_records_land_in_staging_which_is_used_again_once_it_is_consumed(
+    make: Callable[..., Device],
+) -> None:
+    device = make(num_buffers=3)
+    tags = [device.emit(key, slot=key % NUM_SLOTS) for key in range(RING)]
+    device.await_landings(3)
+    time.sleep(0.05)
+    assert [landing[1] for landing in device.landings()] == tags[:3]  # the fourth has no place
+    assert device.link.num_started == 3
+    assert device.staging is not None
+    for key, buffer in enumerate(device.buffers(3)):
+        assert torch.equal(device.staging[buffer], device.bank[key])
+    assert bool((device.slabs.memory == 0xA5).all())
+    device.region.write(Word.CONSUMED, 1)
+    device.await_landings(4)
+    assert device.buffers(4)[3] == device.buffers(4)[0]
+    assert torch.equal(device.staging[device.buffers(4)[3]], device.bank[3])
+
+
+def test_staging_must_fit(make: Callable[..., Device]) -> None:
+    link = FakeLink()
+    bank, slabs = torch.zeros(4, 48, dtype=torch.uint8), SlabPool(2, 64, torch.device("cpu"))
+    region = ControlRegion(torch.device("cpu"), ring_size=RING)
+    with pytest.raises(ValueError, match="records of 48 bytes for slabs of 64: packed ones need staging"):
+        PrefetchWorker(region, bank=bank, slabs=slabs, engine=link.engine)
+    for shape in ((3, 64), (2, 48)):
+        with pytest.raises(ValueError, match=r"staging .* for records of 48 bytes and 2 copies under way"):
+            PrefetchWorker(
+                region,
+                bank=bank,
+                slabs=slabs,
+                engine=link.engine,
+                staging=torch.zeros(*shape, dtype=torch.uint8),
+            )
+
+
 @pytest.mark.parametrize("ring_size", [0, 3, 100])
 def test_a_ring_is_a_power_of_two(ring_size: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
@@ -235,7 +281,7 @@ def test_cuda_copies_bring_the_bytes() -> None:
     worker = PrefetchWorker(region, bank=bank, slabs=slabs, engine=CopyEngine.cuda(device))
     try:
         for i in range(NUM_KEYS):
-            region._view[128 + 4 * (i % RING) :][:4] = i, i % NUM_SLOTS, i + 1, FAR
+            region._view[NUM_HEAD_WORDS + 4 * (i % RING) :][:4] = i, i % NUM_SLOTS, i + 1, FAR
             region.write(Word.TASK_TAIL, i + 1)
             worker.drain()
             assert torch.equal(slabs.slab(i % NUM_SLOTS).cpu(), bank[i])
@@ -245,7 +291,7 @@ def test_cuda_copies_bring_the_bytes() -> None:
 
 def test_numpy_sees_the_layout_that_the_docstring_draws() -> None:
     region = ControlRegion(torch.device("cpu"), ring_size=RING)
-    assert region.tasks_address - region.device_address == 8 * 128
+    assert region.tasks_address - region.device_address == 8 * NUM_HEAD_WORDS
     assert region.landings_address - region.tasks_address == 8 * 4 * RING
-    assert region._view.size == 128 + 8 * RING
+    assert region._view.size == NUM_HEAD_WORDS + 8 * RING
     assert np.count_nonzero(region._view) == 0

@@ -8,9 +8,22 @@ import torch
 
 from hetero_gpu import SlabPool
 from hetero_gpu.control import ControlRegion, Landed, PrefetchWorker, Word
-from hetero_gpu.tables import DeviceTables, MappedBank, create_prefetch, ensure, gather, land
+from hetero_gpu.control.region import NUM_HEAD_WORDS
+from hetero_gpu.packed import PackedLayout
+from hetero_gpu.packed.reference import pack_reference
+from hetero_gpu.tables import (
+    DeviceTables,
+    MappedBank,
+    await_late,
+    create_prefetch,
+    ensure,
+    gather,
+    land,
+    unpack_landed,
+)
 from hetero_scheduler import SlotState
 from tests.gpu.control.fake_link import FakeLink, RealLink
+from tests.gpu.packed.records import as_bytes, weights
 from tests.gpu.tables.host_twin import HostTwin
 from tests.gpu.tables.test_ensure import assert_same, routing, run_layer
 
@@ -53,13 +66,16 @@ class Setting:
     def take(self) -> list[tuple[int, ...]]:
         """Tasks not taken yet: (key, slot, tag, deadline)."""
         tail = self.region.read(Word.TASK_TAIL)
-        taken = [tuple(self.words[128 + 4 * (i % RING) :][:4].tolist()) for i in range(self.num_taken, tail)]
+        taken = [
+            tuple(self.words[NUM_HEAD_WORDS + 4 * (i % RING) :][:4].tolist())
+            for i in range(self.num_taken, tail)
+        ]
         self.num_taken = tail
         return taken
 
-    def report(self, slot: int, tag: int, status: Landed) -> None:
+    def report(self, slot: int, tag: int, status: Landed, *, buffer: int = 0) -> None:
         tail = self.region.read(Word.LANDING_TAIL)
-        self.words[128 + 4 * RING + 4 * (tail % RING) :][:3] = slot, tag, status
+        self.words[NUM_HEAD_WORDS + 4 * RING + 4 * (tail % RING) :][:4] = slot, tag, status, buffer
         self.region.write(Word.LANDING_TAIL, tail + 1)
 
 
@@ -152,6 +168,13 @@ def test_a_required_expert_on_its_way_is_gathered_into_its_own_slot_once(device:
     assert (stats.late, stats.hits, stats.misses, stats.prefetches_dropped) == (1, 1, 1, 1)
 
 
+def packed_records(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Records `[NUM_KEYS, plain bytes]`, and the same packed."""
+    plain = [as_bytes(weights(layout.num_elements, seed=key)) for key in range(NUM_KEYS)]
+    packed = [record for record in (pack_reference(each, layout) for each in plain) if record is not None]
+    return torch.from_numpy(np.stack(plain)), torch.from_numpy(np.stack(packed))
+
+
 @pytest.fixture(params=["steady", "slow", "failing", "killed", "hanging"])
 def trouble(request: pytest.FixtureRequest) -> str:
     """What becomes of the worker or its link half-way."""
@@ -159,32 +182,64 @@ def trouble(request: pytest.FixtureRequest) -> str:
 
 
 class Decode:
-    """Layers as a captured step has them, with a worker over a link that may get into trouble."""
+    """Layers as a captured step has them, with a worker over a link that may get into trouble.
 
-    def __init__(self, device: torch.device, num_slots: int) -> None:
-        self.setting = Setting(device, num_slots)
-        self.records = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
-        self.slabs = SlabPool(num_slots, RECORD_BYTES, device)
+    `kind`: what is late is `gathered` at once, or `awaited`; or the bank is `packed`, and it is awaited too.
+    """
+
+    def __init__(self, device: torch.device, num_slots: int, kind: str) -> None:
+        self.setting, self.is_awaiting = Setting(device, num_slots), kind != "gathered"
+        self.plain = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
+        self.layout: PackedLayout | None = None
+        stored = self.plain
+        if kind == "packed":
+            self.layout = PackedLayout(2048)
+            self.plain, stored = packed_records(self.layout)
+        self.slabs = SlabPool(num_slots, self.plain.shape[1], device)
+        self.staging = None
+        if self.layout is not None:
+            self.staging = torch.zeros(4, stored.shape[1], dtype=torch.uint8, device=device)
         self.link: FakeLink | RealLink
         if device.type == "cuda":
-            self.records, self.link = self.records.pin_memory(), RealLink(device)
-            self.bank = MappedBank.of(self.records.view(-1), RECORD_BYTES)
+            stored, self.link = stored.pin_memory(), RealLink(device)
+            self.bank = MappedBank.of(stored.view(-1), stored.shape[1], self.layout)
         else:
             self.link = FakeLink(delay=20)
             self.link.stop_poisoning()  # a late expert may be read while its own bytes come a second time
-            self.bank = MappedBank(self.records.data_ptr(), RECORD_BYTES)
+            self.bank = MappedBank(stored.data_ptr(), stored.shape[1], self.layout)
         self.worker = PrefetchWorker(
-            self.setting.region, bank=self.records, slabs=self.slabs, engine=self.link.engine
+            self.setting.region,
+            bank=stored,
+            slabs=self.slabs,
+            engine=self.link.engine,
+            staging=self.staging,
         )
 
     def layer(self, layer: int, routed: np.ndarray, wanted: list[int]) -> None:
-        setting = self.setting
-        setting.land()
-        slots = ensure(setting.tables, layer, torch.from_numpy(routed).to(setting.device))
+        setting, is_staged = self.setting, self.layout is not None
+        link = {"region": setting.region, "record_bytes": self.bank.record_bytes, "is_staged": is_staged}
+        land(setting.tables, **link)  # type: ignore[arg-type]
+        top_k = torch.from_numpy(routed).to(setting.device)
+        slots = ensure(setting.tables, layer, top_k, awaits_late=self.is_awaiting)
         gather(setting.tables, layer, bank=self.bank, slabs=self.slabs)
-        expected = self.records[layer * NUM_EXPERTS + torch.from_numpy(routed)]
+        if self.is_awaiting:
+            await_late(setting.tables, slots, **link)  # type: ignore[arg-type]
+            gather(setting.tables, layer, bank=self.bank, slabs=self.slabs, is_late=True)
+        self.unpack()
+        expected = self.plain[layer * NUM_EXPERTS + torch.from_numpy(routed)]
         assert torch.equal(self.slabs.memory[slots.long()].cpu(), expected)
         setting.prefetch(layer, wanted)
+
+    def unpack(self) -> None:
+        if self.layout is None or self.staging is None:
+            return
+        unpack_landed(
+            self.setting.tables,
+            region=self.setting.region,
+            staging=self.staging,
+            layout=self.layout,
+            slabs=self.slabs,
+        )
 
     def cause(self, trouble: str) -> None:
         if trouble == "slow":
@@ -197,15 +252,16 @@ class Decode:
             self.link.stick(True)
 
 
+@pytest.mark.parametrize("kind", ["gathered", "awaited", "packed"])
 @pytest.mark.parametrize("num_slots", [6, 10], ids=lambda n: f"slots{n}")
 def test_whatever_befalls_the_worker_bytes_are_right_and_nothing_hangs(
-    device: torch.device, num_slots: int, trouble: str
+    device: torch.device, num_slots: int, trouble: str, kind: str
 ) -> None:
-    decode = Decode(device, num_slots)
+    decode = Decode(device, num_slots, kind)
     setting, rng = decode.setting, np.random.default_rng(num_slots)
     try:
-        for step in range(36):
-            if step == 12:
+        for step in range(24):
+            if step == 8:
                 decode.cause(trouble)
             layer = step % NUM_LAYERS
             ahead = (layer + 1) % NUM_LAYERS

@@ -1,0 +1,364 @@
+"""Learn what became of prefetches, and await those that the running layer needs.
+
+    land            position → host; takes note of all landings reported so far
+    await_late      after `ensure` and `gather`, when the link is busy anyway: looks for landings until no
+                    slot of the layer is in FETCH, or patience is over; lists what must be gathered after all
+    unpack_landed   decodes what landed packed, from staging buffers into slabs, and frees the buffers
+
+A landing whose tag is still its slot's: FETCH → COMPUTE, or → EMPTY if nothing was copied and nobody needs
+it. A worker that is stuck or dead costs one layer its patience (`MOST_LOOKS`); after that nobody waits until
+a landing comes. So the device never hangs, and a layer always has its bytes: from the worker or by its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hetero_gpu.control.fault import TableError
+from hetero_gpu.control.memory_order import load_acquire, store_release
+from hetero_gpu.control.region import ENTRY_WORDS, ControlRegion, Landed, Word
+from hetero_gpu.packed.decode import NUM_WARPS, decode_chunk
+from hetero_gpu.packed.layout import PackedLayout
+from hetero_gpu.slabs import SlabPool
+from hetero_gpu.tables.state import COUNTERS, MOST_LOOKS, NUM_COUNTERS, DeviceTables
+from hetero_scheduler import SlotState
+
+_EMPTY = tl.constexpr(int(SlotState.EMPTY))
+_FETCH = tl.constexpr(int(SlotState.FETCH))
+_COMPUTE = tl.constexpr(int(SlotState.COMPUTE))
+_USED = tl.constexpr(int(SlotState.USED))
+_ARRIVED = tl.constexpr(int(Landed.ARRIVED))
+_BAD_LANDING_ERROR = tl.constexpr(int(TableError.BAD_LANDING))
+_ENTRY = tl.constexpr(ENTRY_WORDS)
+_COUNTERS = tl.constexpr(NUM_COUNTERS)
+_LOADS, _BYTES = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("bytes_moved"))
+_DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))
+_MOST_LOOKS = tl.constexpr(MOST_LOOKS)
+_GATHERED, _AWAITED = tl.constexpr(1), tl.constexpr(2)
+_UNPACK_PROGRAMS = 64
+
+
+def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_staged: bool = False) -> None:
+    """Tell the worker that a layer begins, and take note of every landing reported so far. A landing whose
+    tag is not its slot's any more changes nothing. Once a layer, before `ensure`.
+
+    `record_bytes`: what crosses the link for one. `is_staged`: landed bytes lie in staging buffers, and
+    `unpack_landed` must follow before anything reads slabs. Asynchronous, capturable.
+    """
+    _land_kernel[(1,)](
+        tables.patience,
+        tables.position,
+        region.address(Word.POSITION),
+        *_landing_arguments(tables, region, record_bytes),
+        RING=region.ring_size,
+        NUM_SLOTS=tables.num_slots,
+        NUM_EXPERTS=tables.num_experts,
+        IS_STAGED=is_staged,
+        num_warps=1,  # load_acquire asks for it
+    )
+
+
+def await_late(
+    tables: DeviceTables, slots: torch.Tensor, *, region: ControlRegion, record_bytes: int, is_staged: bool
+) -> None:
+    """Wait, within bounds, for the prefetches of `slots` (what `ensure(..., awaits_late=True)` returned);
+    `gather(..., is_late=True)` must follow. Arguments as for `land`. Asynchronous, capturable."""
+    num_pairs = slots.numel()
+    _await_kernel[(1,)](
+        slots,
+        tables.late_slot,
+        tables.late_key,
+        tables.late_count,
+        tables.patience,
+        tables.pause_address,
+        *_landing_arguments(tables, region, record_bytes),
+        NUM_PAIRS=num_pairs,
+        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
+        RING=region.ring_size,
+        NUM_SLOTS=tables.num_slots,
+        NUM_EXPERTS=tables.num_experts,
+        IS_STAGED=is_staged,
+        num_warps=1,
+    )
+
+
+def unpack_landed(
+    tables: DeviceTables,
+    *,
+    region: ControlRegion,
+    staging: torch.Tensor,
+    layout: PackedLayout,
+    slabs: SlabPool,
+) -> None:
+    """Decode what landed in `staging` (uint8 `[buffers, packed_bytes]`) into its slabs, then let the worker
+    use those buffers again. Once a layer, behind all else that takes note of landings. Asynchronous,
+    capturable; what is submitted afterwards sees the bytes."""
+    _unpack_kernel[(_UNPACK_PROGRAMS,)](
+        staging.data_ptr(),
+        slabs.memory.data_ptr(),
+        tables.landed_slot,
+        tables.landed_tag,
+        tables.landed_buffer,
+        tables.landed_count,
+        tables.slot_tag,
+        tables.num_landed,
+        tables.programs_done,
+        region.address(Word.CONSUMED),
+        NUM_CHUNKS=layout.num_chunks,
+        PACKED_BYTES=layout.packed_bytes,
+        NUM_ELEMENTS=layout.num_elements,
+        CODES_AT=layout.codes_at,
+        TABLE_AT=layout.table_at,
+        ESCAPES_AT=layout.escapes_at,
+        num_warps=NUM_WARPS,
+    )
+
+
+def _landing_arguments(tables: DeviceTables, region: ControlRegion, record_bytes: int) -> tuple[object, ...]:
+    return (
+        tables.slot_of,
+        tables.slot_key,
+        tables.slot_state,
+        tables.slot_tag,
+        tables.is_filled,
+        tables.has_arrived,
+        tables.num_emitted,
+        tables.num_landed,
+        tables.landed_slot,
+        tables.landed_tag,
+        tables.landed_buffer,
+        tables.landed_count,
+        tables.counters,
+        region.landings_address,
+        region.address(Word.LANDING_TAIL),
+        tables.error_address,
+        record_bytes,
+    )
+
+
+_ADDRESSES = ["landings_address", "landing_tail_address", "error_address"]
+
+
+@triton.jit(do_not_specialize=["position_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
+def _land_kernel(  # type: ignore[no-untyped-def]
+    patience,
+    position,
+    position_address,
+    slot_of,
+    slot_key,
+    slot_state,
+    slot_tag,
+    is_filled,
+    has_arrived,
+    num_emitted,
+    num_landed,
+    landed_slot,
+    landed_tag,
+    landed_buffer,
+    landed_count,
+    counters,
+    landings_address,
+    landing_tail_address,
+    error_address,
+    record_bytes,
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    IS_STAGED: tl.constexpr,  # noqa: N803
+):
+    store_release(position_address, tl.load(position) + 1)
+    num_new = _take_landings(
+        slot_of, slot_key, slot_state, slot_tag, is_filled, has_arrived, num_emitted, num_landed,
+        landed_slot, landed_tag, landed_buffer, landed_count, counters,
+        landings_address, landing_tail_address, error_address, record_bytes,
+        RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+    )  # fmt: skip
+    if num_new > 0:
+        tl.store(patience, _MOST_LOOKS)
+
+
+@triton.jit(do_not_specialize=["pause_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
+def _await_kernel(  # type: ignore[no-untyped-def]
+    slots,
+    late_slot,
+    late_key,
+    late_count,
+    patience,
+    pause_address,
+    slot_of,
+    slot_key,
+    slot_state,
+    slot_tag,
+    is_filled,
+    has_arrived,
+    num_emitted,
+    num_landed,
+    landed_slot,
+    landed_tag,
+    landed_buffer,
+    landed_count,
+    counters,
+    landings_address,
+    landing_tail_address,
+    error_address,
+    record_bytes,
+    NUM_PAIRS: tl.constexpr,  # noqa: N803
+    PAIR_BLOCK: tl.constexpr,  # noqa: N803
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    IS_STAGED: tl.constexpr,  # noqa: N803
+):
+    pairs = tl.arange(0, PAIR_BLOCK)
+    slot = tl.load(slots + pairs, mask=pairs < NUM_PAIRS, other=-1)
+    state = tl.load(slot_state + slot, mask=slot >= 0, other=_EMPTY)
+    filled = tl.load(is_filled + slot, mask=slot >= 0, other=0)
+    is_late = (slot >= 0) & (state == _FETCH) & (filled != _GATHERED)
+    num_listed = 0
+    if tl.max(is_late.to(tl.int32), axis=0) > 0:
+        tl.store(is_filled + slot, tl.full((PAIR_BLOCK,), _AWAITED, tl.int8), mask=is_late)
+        tl.store(has_arrived + slot, tl.zeros((PAIR_BLOCK,), tl.int8), mask=is_late)
+        looks = tl.load(patience)
+        num_waiting = 1
+        while (num_waiting > 0) & (looks > 0):
+            tl.debug_barrier()
+            _take_landings(
+                slot_of, slot_key, slot_state, slot_tag, is_filled, has_arrived, num_emitted, num_landed,
+                landed_slot, landed_tag, landed_buffer, landed_count, counters,
+                landings_address, landing_tail_address, error_address, record_bytes,
+                RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+            )  # fmt: skip
+            tl.debug_barrier()
+            state = tl.load(slot_state + slot, mask=is_late, other=_COMPUTE)
+            num_waiting = tl.sum((state == _FETCH).to(tl.int32), axis=0)
+            looks -= 1
+        tl.store(patience, tl.where(num_waiting > 0, 0, _MOST_LOOKS))
+        tl.store(slot_state + slot, _USED, mask=is_late & (state == _COMPUTE))  # its layer runs now
+        is_missing = is_late & (tl.load(has_arrived + slot, mask=is_late, other=1) == 0)
+        while tl.max(is_missing.to(tl.int32), axis=0) > 0:
+            chosen = tl.max(tl.where(is_missing, slot, -1), axis=0)
+            is_missing = is_missing & (slot != chosen)
+            tl.store(late_slot + num_listed, chosen)
+            tl.store(late_key + num_listed, tl.load(slot_key + chosen))
+            if tl.max(tl.where(slot == chosen, state, _EMPTY), axis=0) == _FETCH:
+                tl.store(is_filled + chosen, _GATHERED)  # its landing may still come
+            num_listed += 1
+    tl.store(late_count, num_listed)
+    if num_listed > 0:
+        store_release(pause_address, 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _take_landings(  # type: ignore[no-untyped-def]
+    slot_of,
+    slot_key,
+    slot_state,
+    slot_tag,
+    is_filled,
+    has_arrived,
+    num_emitted,
+    num_landed,
+    landed_slot,
+    landed_tag,
+    landed_buffer,
+    landed_count,
+    counters,
+    landings_address,
+    landing_tail_address,
+    error_address,
+    record_bytes,
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    IS_STAGED: tl.constexpr,  # noqa: N803
+):
+    """Take note of the landings since the last look; returns how many there were."""
+    landed = tl.load(num_landed)
+    tail = load_acquire(landing_tail_address)
+    num_new = landed * 0
+    if (tail < landed) | (tail > tl.load(num_emitted)):
+        store_release(error_address, _BAD_LANDING_ERROR)
+    elif tail > landed:
+        num_new = tail - landed
+        index = landed + tl.arange(0, RING)
+        is_new = index < tail
+        offset = (index % RING) * (_ENTRY * 8)
+        entry = (landings_address + offset).to(tl.pointer_type(tl.int64))
+        slot = tl.load(entry, mask=is_new, other=-1, volatile=True)
+        tag = tl.load(entry + 1, mask=is_new, other=0, volatile=True)
+        status = tl.load(entry + 2, mask=is_new, other=0, volatile=True)
+        buffer = tl.load(entry + 3, mask=is_new, other=0, volatile=True)
+        is_known = is_new & (slot >= 0) & (slot < NUM_SLOTS)
+        state = tl.load(slot_state + slot, mask=is_known, other=_EMPTY)
+        is_current = is_known & (tl.load(slot_tag + slot, mask=is_known, other=0) == tag) & (state == _FETCH)
+        filled = tl.load(is_filled + slot, mask=is_current, other=0)
+        key = tl.load(slot_key + slot, mask=is_current, other=0)
+        brings_bytes = is_current & (status == _ARRIVED)
+        is_kept = brings_bytes | (is_current & (filled != 0))
+        is_given_up = is_current & (is_kept == 0)
+        is_packed = brings_bytes & (filled != _GATHERED)
+        num_packed = tl.load(landed_count)
+        place = num_packed + tl.cumsum(is_packed.to(tl.int32), axis=0) - 1
+        tl.debug_barrier()
+        tl.store(slot_state + slot, tl.where(is_kept, _COMPUTE, _EMPTY), mask=is_current)
+        tl.store(is_filled + slot, tl.zeros_like(filled), mask=is_current)
+        tl.store(has_arrived + slot, brings_bytes.to(tl.int8), mask=is_current)
+        tl.store(slot_of + key, tl.zeros_like(key) - 1, mask=is_given_up)
+        tl.store(slot_key + slot, tl.zeros_like(key) - 1, mask=is_given_up)
+        if IS_STAGED:
+            tl.store(landed_slot + place, slot.to(tl.int32), mask=is_packed)
+            tl.store(landed_tag + place, tag, mask=is_packed)
+            tl.store(landed_buffer + place, buffer.to(tl.int32), mask=is_packed)
+            tl.store(landed_count, num_packed + tl.sum(is_packed.to(tl.int32), axis=0))
+        column = counters + (key // NUM_EXPERTS) * _COUNTERS
+        one = tl.full(key.shape, 1, tl.int64)
+        tl.atomic_add(column + _LOADS, one, mask=brings_bytes)
+        tl.atomic_add(column + _BYTES, one * record_bytes, mask=brings_bytes)
+        tl.atomic_add(column + _DROPPED, one, mask=is_current & (status != _ARRIVED))
+        tl.store(num_landed, tail)
+        if tl.max((is_new & (is_known == 0)).to(tl.int32), axis=0) > 0:
+            store_release(error_address, _BAD_LANDING_ERROR)
+    return num_new
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["staging_address", "slabs_address", "consumed_address"]
+)
+def _unpack_kernel(  # type: ignore[no-untyped-def]
+    staging_address,
+    slabs_address,
+    landed_slot,
+    landed_tag,
+    landed_buffer,
+    landed_count,
+    slot_tag,
+    num_landed,
+    programs_done,
+    consumed_address,
+    NUM_CHUNKS: tl.constexpr,  # noqa: N803
+    PACKED_BYTES: tl.constexpr,  # noqa: N803
+    NUM_ELEMENTS: tl.constexpr,  # noqa: N803
+    CODES_AT: tl.constexpr,  # noqa: N803
+    TABLE_AT: tl.constexpr,  # noqa: N803
+    ESCAPES_AT: tl.constexpr,  # noqa: N803
+):
+    count = tl.load(landed_count)
+    if count > 0:
+        step = tl.program_id(0)
+        while step < count * NUM_CHUNKS:
+            i = step // NUM_CHUNKS
+            slot = tl.load(landed_slot + i).to(tl.int64)
+            if tl.load(slot_tag + slot) == tl.load(landed_tag + i):  # `ensure` may have given it away since
+                packed = staging_address + tl.load(landed_buffer + i).to(tl.int64) * PACKED_BYTES
+                slab = slabs_address + slot * (NUM_ELEMENTS * 2)
+                decode_chunk(packed, slab, step % NUM_CHUNKS, NUM_ELEMENTS, CODES_AT, TABLE_AT, ESCAPES_AT)
+            step += tl.num_programs(0)
+        is_last = tl.atomic_add(programs_done, 1) == tl.num_programs(0) - 1
+        if is_last:
+            tl.store(programs_done, 0)
+            tl.store(landed_count, 0)
+            store_release(consumed_address, tl.load(num_landed))
+    elif tl.program_id(0) == 0:  # what landed for nobody leaves its buffer too
+        store_release(consumed_address, tl.load(num_landed))
