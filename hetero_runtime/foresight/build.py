@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hetero_gpu import SlabCache
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.config.combinations import acts_on_forecasts, schedules_forecasts
@@ -28,7 +30,7 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
     `model`: it may still be without weights. Raises CheckpointError for a file that does not load and for a
     model whose routers cannot be listened to.
     """
-    if not acts_on_forecasts(config):
+    if not acts_on_forecasts(config) or config.prediction.predictor == "pregate":  # that is in the graph
         return []
     shape = router_shape(model)
     rows = range(config.execution.max_rows)
@@ -39,6 +41,8 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
     predictor = Mamba2Predictor(read_predictor(config.prediction.path).models)
+    for layer in range(shape.num_layers):  # compile now, not while somebody waits for a token
+        predictor.observe(0, layer, np.zeros(shape.num_experts, np.float32))
     return [predictor.another() for _ in rows]
 
 
@@ -64,11 +68,14 @@ def make_foresight(
     eviction: EvictionPolicy,
     link: Link,
 ) -> Foresight:
-    """Put together what acts on the forecasts of `predictors`, one a row."""
+    """Put together what acts on the forecasts of `predictors`, one a row. On a link that overlaps with
+    nothing that is eviction alone: a prefetch would be a wait for an expert that may not be needed."""
     num_layers, num_experts, top_k = shape
-    name = config.prefetch.schedule
+    schedule = None
+    if link.overlaps and schedules_forecasts(config.prefetch.schedule):
+        schedule = make_schedule(config.prefetch.schedule, num_layers=num_layers)
     steering = Steering(
-        make_schedule(name, num_layers=num_layers) if schedules_forecasts(name) else None,
+        schedule,
         eviction,
         num_layers=num_layers,
         per_layer=min(top_k + config.prefetch.extra, num_experts),

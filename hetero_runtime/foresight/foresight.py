@@ -53,7 +53,7 @@ class Foresight:
     @property
     def is_prefetching(self) -> bool:
         """Whether forecasts lead to prefetches here."""
-        return self._steering.schedule is not None and self._prefetcher.overlaps
+        return self._steering.schedule is not None
 
     # ---- texts
 
@@ -96,8 +96,8 @@ class Foresight:
     def hear(self, layer: int, logits: torch.Tensor) -> None:
         """The router of `layer` said `logits` `[tokens, num_experts]`, before any normalisation."""
         if self._row is not None:
-            half = logits.detach().float().clamp(-HALF_MAX, HALF_MAX).to(torch.float16)
-            self._heard = half.cpu().numpy()
+            half = logits.detach().to(torch.float16).cpu().numpy()
+            self._heard = np.clip(half, -HALF_MAX, HALF_MAX, out=half)
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
         """All loads of `layer` are submitted. `running`: its experts, all resident or on their way."""

@@ -31,3 +31,10 @@ class Pace:
             before = taken if self.layer_s is None else self.layer_s
             self.layer_s = before + SMOOTHING * (taken - before)
         self._began_s, self._stalled_s = now, stalled_s
+
+    def left_s(self, stalled_s: float) -> float | None:
+        """Seconds until the layer that runs should be over, 0 at least; None while that is not known."""
+        if self.layer_s is None or self._began_s is None:
+            return self.layer_s
+        gone = self._clock() - self._began_s - (stalled_s - self._stalled_s)
+        return max(0.0, self.layer_s - gone)

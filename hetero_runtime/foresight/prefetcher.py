@@ -24,9 +24,8 @@ class _UnderWay(NamedTuple):
 class Prefetcher:
     """Asks the schedule whenever the link has room.
 
-    Room is what the link moves in one layer's time, at least one copy: so prefetches submitted in one layer
-    are over when the next one may demand experts. A link that overlaps with nothing has none: there each
-    prefetch would be a wait for an expert that may not be needed. `top_k`: slots that a prefetch leaves.
+    Room is what the link moves before the layer that runs is over, at least one copy: so all but that one
+    have arrived when the next layer may demand experts. `top_k`: slots that a prefetch leaves.
     """
 
     def __init__(self, cache: SlabCache, steering: Steering, *, link: Link, pace: Pace, top_k: int) -> None:
@@ -34,15 +33,10 @@ class Prefetcher:
         self._link, self._pace, self._top_k = link, pace, top_k
         self._under_way: deque[_UnderWay] = deque()
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether copies run while layers compute."""
-        return self._link.overlaps
-
     def fill(self, pos: int, running: list[ExpertKey]) -> None:
         """Submit what the link has room for. `pos`: of the layer that runs; `running`: its experts, all
         resident or on their way, which stay."""
-        if not self._link.overlaps:
+        if self._steering.schedule is None:
             return
         self._land()
         while len(self._under_way) < self._room():
@@ -57,13 +51,13 @@ class Prefetcher:
                 self._under_way.append(_UnderWay(task, self._cache.transfer(task.key)))
 
     def _room(self) -> int:
-        if self._pace.layer_s is None:
-            return 1
-        return max(1, min(MOST_UNDER_WAY, int(self._pace.layer_s / self._link.copy_s)))
+        left_s = self._pace.left_s(self._cache.stall_s())
+        return 1 if left_s is None else max(1, min(MOST_UNDER_WAY, int(left_s / self._link.copy_s)))
 
     def _land(self) -> None:
         """Tell the schedule of copies that have arrived, of those given up meanwhile too: they were moved."""
+        schedule = self._steering.schedule
         while self._under_way and self._under_way[0].transfer.is_done():
             task = self._under_way.popleft().task
-            if self._steering.schedule is not None and self._pace.layer_s:
-                self._steering.schedule.landed(task, self._link.copy_s / self._pace.layer_s)
+            if schedule is not None and self._pace.layer_s:
+                schedule.landed(task, self._link.copy_s / self._pace.layer_s)

@@ -14,7 +14,7 @@ from hetero_scheduler.predict import Forecast, Predictor
 from hetero_scheduler.predict.routing import RouterShape, chosen_experts
 from hetero_scheduler.trace import Trace
 
-HALF_MAX = float(np.finfo(np.float16).max)
+HALF_MAX = np.finfo(np.float16).max
 
 Logits = npt.NDArray[np.float16]
 """Router logits in the dtype that traces keep, and so the one that predictors are trained on."""

@@ -49,5 +49,8 @@ class BeladyRows(EvictionPolicy):
         self._refresh(forecast.layers)
 
     def _refresh(self, layers: range | list[int] | tuple[int, ...]) -> None:
-        rows = list(layers)
-        self.score[rows] = np.max([self._rows[row].score[rows] for row in self._active], axis=0)
+        for layer in layers:
+            first, *others = (self._rows[row].score[layer] for row in self._active)
+            self.score[layer] = first
+            for score in others:
+                np.maximum(self.score[layer], score, out=self.score[layer])

@@ -51,6 +51,20 @@ def test_a_layers_time_leaves_stalls_and_pauses_out() -> None:
     assert pace.layer_s == pytest.approx(0.25 + SMOOTHING * 0.5)
 
 
+def test_what_is_left_of_a_layer_shrinks_but_not_in_stalls() -> None:
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    assert pace.left_s(0.0) is None
+    for now[0] in (1.0, 2.0):
+        pace.layer_begins(0.0)
+    assert pace.left_s(0.0) == 1.0
+    now[0] = 2.75
+    assert pace.left_s(0.0) == 0.25
+    assert pace.left_s(0.5) == 0.75
+    now[0] = 9.0
+    assert pace.left_s(0.5) == 0.0
+
+
 def test_a_copy_on_the_cpu_overlaps_with_nothing() -> None:
     slab = torch.zeros(64, dtype=torch.uint8)
     link = measure_link(HostCopier(), torch.ones(64, dtype=torch.uint8), slab)
@@ -105,11 +119,12 @@ def test_room_comes_back_when_a_copy_has_arrived() -> None:
         copier.arrive_next()
 
 
-def test_a_link_that_overlaps_with_nothing_is_given_nothing() -> None:
-    rig, ahead = prefetcher(Link(False, 1e-9), 1.0)
-    ahead.fill(0, [])
+def test_without_a_schedule_nothing_is_fetched() -> None:
+    rig = CacheRig(12, FakeCopier())
+    steering = Steering(None, rig.eviction, num_layers=2, per_layer=8, is_shared=True)
+    steering.take(forecast())
+    Prefetcher(rig.cache, steering, link=Link(True, 1.0), pace=Pace(), top_k=2).fill(0, [])
     assert fetched(rig) == []
-    assert rig.cache.stats().prefetches == 0
 
 
 def test_a_layer_finds_slots_for_all_its_experts() -> None:
