@@ -136,7 +136,7 @@ def routed_layers(model: Any) -> list[RoutedLayer]:
         if hasattr(routers[0], _HASH_TABLE):
             raise CheckpointError(
                 f"{block}: chooses experts by token id ({type(routers[0]).__name__}), so there are no router "
-                "logits to record; trace a model whose every MoE layer has a learned router"
+                "logits to hear; traces and forecasts need a learned router in every MoE layer"
             )
         layers.append(RoutedLayer(block, routers[0], experts))
     return layers

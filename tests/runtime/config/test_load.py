@@ -34,8 +34,9 @@ def test_every_example_loads(path: Path) -> None:
     assert isinstance(load_config(path), Config)
 
 
-def test_lru_example_says_what_the_preset_says() -> None:
-    assert load_config(CONFIGS / "lru.yaml") == load_config({"preset": "lru"})
+@pytest.mark.parametrize("preset", ["lru", "seqmoe"])
+def test_a_presets_example_says_what_the_preset_says(preset: str) -> None:
+    assert load_config(CONFIGS / f"{preset}.yaml") == load_config({"preset": preset})
 
 
 def test_file_beats_preset_and_override_beats_file(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
         ("device", "unified", "auto, cuda, cpu"),
         ("memory.backing", "mmap", "ram"),
         ("routing.policy", "psr", "exact"),
-        ("prediction.predictor", "pregate", "none, frequency, mamba2"),
+        ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
         ("prefetch.schedule", "bounded", "none, popularity, jsd, moe_infinity, promoe, edf, top_b"),
         ("eviction.policy", "lookahead", "lru, lfu, lfru, belady"),
         ("misses.handler", "hybrid", "load"),

@@ -171,6 +171,11 @@ def test_a_predictor_of_another_model_is_refused_before_weights_are_read(
         load(foreseen, "cpu", {"residency": 0.4}, prediction={"path": str(stale)})
 
 
+def test_routers_that_cannot_be_heard_are_refused(checkpoint: MakeCheckpoint) -> None:
+    with pytest.raises(CheckpointError, match=r"by token id .* learned router"):
+        load(checkpoint("DeepseekV4"), "cpu", {"residency": 0.4}, prediction={"predictor": "frequency"})
+
+
 def test_the_resolved_configuration_names_the_file(foreseen: Path) -> None:
     with load(foreseen, "cpu", {"residency": 0.4}) as engine:
         assert engine.config.prediction.path == str(write_random_predictor(foreseen))
