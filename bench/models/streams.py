@@ -19,7 +19,8 @@ from bench.models import chat
 from bench.models.corpus import SEPARATOR, Source, is_held_out, read_sources
 from bench.models.tokenizer import tokenizer_sample, train_tokenizer
 
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
+"""File of a cache folder that marks it as full."""
 _BATCH = 2000
 
 
@@ -47,11 +48,11 @@ class Stream:
 
 def load_streams(corpus: Path, cache: Path, vocab_size: int) -> tuple[Tokenizer, list[Stream]]:
     """The tokenizer and all streams, from the cache where it is filled, else made and kept there."""
-    if not (cache / _TOKENIZER).exists():
+    if not (cache / TOKENIZER).exists():
         _fill_cache(corpus, cache, vocab_size)
     with ThreadPoolExecutor() as pool:
         streams = list(pool.map(_read_stream, sorted(cache.glob("*.xz"))))
-    return Tokenizer.from_file(str(cache / _TOKENIZER)), streams
+    return Tokenizer.from_file(str(cache / TOKENIZER)), streams
 
 
 def _fill_cache(corpus: Path, cache: Path, vocab_size: int) -> None:
@@ -61,8 +62,8 @@ def _fill_cache(corpus: Path, cache: Path, vocab_size: int) -> None:
     tokenizer = train_tokenizer(tokenizer_sample(sources), vocab_size)
     for source in sources:
         for stream in _tokenise(source, tokenizer):
-            _write_stream(cache, stream)
-    tokenizer.save(str(cache / _TOKENIZER))
+            write_stream(cache, stream)
+    tokenizer.save(str(cache / TOKENIZER))
 
 
 def _tokenise(source: Source, tokenizer: Tokenizer) -> list[Stream]:
@@ -88,10 +89,11 @@ def _encode(documents: list[str], tokenizer: Tokenizer) -> npt.NDArray[np.uint16
     return np.concatenate(parts)
 
 
-def _write_stream(cache: Path, stream: Stream) -> None:
+def write_stream(cache: Path, stream: Stream, *, preset: int = 2) -> None:
+    """Keep a stream in a cache folder, compressed by xz at `preset`."""
     split = "held" if stream.is_held_out else "train"
     path = cache / f"{stream.label}.{split}.xz"
-    path.write_bytes(lzma.compress(stream.tokens.astype("<u2").tobytes(), preset=2))
+    path.write_bytes(lzma.compress(stream.tokens.astype("<u2").tobytes(), preset=preset))
 
 
 def _read_stream(path: Path) -> Stream:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from hetero_scheduler.predict.losses import prediction_loss
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.predict.training_data import Batch, DocumentSplit, GroupData
 
+Model = TypeVar("Model", bound=GroupModel)
 Stage = Literal["teacher forcing", "scheduled sampling"]
 MAX_GRADIENT = 1.0
 """Norm to which a gradient is clipped."""
@@ -76,12 +77,25 @@ def train_group(
 
     Leaves torch's global random state as it was.
     """
+    return train_model(lambda: GroupModel(shape), data, split=split, options=options, progress=progress)
+
+
+def train_model(
+    make: Callable[[], Model],
+    data: GroupData,
+    *,
+    split: DocumentSplit,
+    options: TrainingOptions,
+    stages: Sequence[Stage] = STAGES,
+    progress: Callable[[TrainingProgress], None] | None = None,
+) -> Model:
+    """What `make` gives, trained through `stages`; the rest as in `train_group`."""
     device = data.logits.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(options.seed)
-        model = GroupModel(shape).to(device)
+        model = make().to(device)
         trainer = _Trainer(model, data, split, options)
-        for stage in STAGES:
+        for stage in stages:
             trainer.run(stage, progress)
     return model.eval().requires_grad_(False)
 

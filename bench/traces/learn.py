@@ -1,0 +1,278 @@
+"""Teach predictors a narrow model's routing, on a GPU in minutes, and measure what they foresee.
+
+    python -m bench.traces.learn DIR --flavour matched --shape 48x128 --out FILE --minutes 2.5
+
+DIR holds what `bench.traces.record` wrote. Predictors learn from `learning`, a tenth of it deciding when to
+stop; every recall is of `heldout`, text that neither they nor the model were trained on. Beside the Mamba2
+predictor stand a Transformer probe, the same probe taught on shuffled steps (SeqMoE Fig. 1c: whatever it then
+knows is frequency, not sequence), and the rivals that only count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bench.harness import RESULTS, ResultFile, Row
+from bench.predictor_bundled import shuffled
+from bench.traces.facts import FLAVOURS, row_prefix
+from bench.traces.probe import TransformerProbe
+from bench.traces.shapes import SHAPES
+from hetero_runtime.prediction import RouterFingerprint, write_predictor
+from hetero_runtime.trace import TraceInfo, read_trace
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+from hetero_scheduler.predict.recall import Origins, Recall, Scores, find_origins, measure_recall, recall_at
+from hetero_scheduler.predict.routing import layer_groups
+from hetero_scheduler.predict.training import (
+    STAGES,
+    TrainingOptions,
+    TrainingProgress,
+    train_group,
+    train_model,
+)
+from hetero_scheduler.predict.training_data import DocumentSplit, GroupData
+from hetero_scheduler.trace import Trace
+
+VALIDATION = 0.1
+"""Share of the documents learned from that decide when to stop."""
+COUNTED = 150
+"""Documents over which the rivals count: more change nothing but the time."""
+STRIDE = 16
+FAR = 8
+PROBE_SHARE = 0.2
+"""Of the minutes: for the probe, and as much for the shuffled one."""
+
+
+class Lesson(NamedTuple):
+    """One trace of all documents, and what each is for."""
+
+    trace: Trace
+    split: DocumentSplit
+
+    @classmethod
+    def of(cls, learning: Trace, heldout: Trace) -> Lesson:
+        """Documents of `learning`, mixed kinds, then those of `heldout`, which are the test."""
+        trace = Trace(
+            np.concatenate([learning.logits, heldout.logits]),
+            np.concatenate([learning.topk, heldout.topk]),
+            np.concatenate([learning.tokens, heldout.tokens]),
+            np.concatenate([learning.bounds, learning.num_tokens + heldout.bounds[1:]]),
+        )
+        known, total = len(learning.bounds) - 1, len(trace.bounds) - 1
+        deciding = max(1, round(VALIDATION * known))
+        numbers = np.arange(total, dtype=np.int64)
+        return cls(trace, DocumentSplit(numbers[deciding:known], numbers[:deciding], numbers[known:]))
+
+
+class Student(NamedTuple):
+    """How models are made and taught: `width` of the predictor, the options of a group's training."""
+
+    width: int
+    options: TrainingOptions
+    device: str
+
+    def teach(self, lesson: Lesson, tell: Callable[[TrainingProgress], None]) -> list[GroupModel]:
+        """A Mamba2 model a group of layers, on the device."""
+        trace = lesson.trace
+        sizes = Mamba2Sizes(d_model=self.width, state_size=32, head_dim=32)
+        return [
+            train_group(
+                GroupShape(len(group), trace.num_experts, trace.top_k, 2, sizes, 0.05),
+                GroupData(trace, group, self.device),
+                split=lesson.split,
+                options=self.options,
+                progress=tell,
+            )
+            for group in layer_groups(trace.num_layers)
+        ]
+
+    def probe(self, lesson: Lesson, tell: Callable[[TrainingProgress], None]) -> list[TransformerProbe]:
+        """A Transformer a group of layers: twice as wide, taught by the truth alone."""
+        trace, width = lesson.trace, 2 * self.width
+        options = replace(self.options, learning_rate=self.options.learning_rate / 4)
+        return [
+            train_model(
+                partial(TransformerProbe.of, len(group), trace.num_experts, trace.top_k, width=width),
+                GroupData(trace, group, self.device),
+                split=lesson.split,
+                options=options,
+                stages=("teacher forcing",),
+                progress=tell,
+            )
+            for group in layer_groups(trace.num_layers)
+        ]
+
+
+@torch.no_grad()
+def one_step_scores(models: Sequence[GroupModel], trace: Trace, origins: Origins) -> Scores:
+    """What `models`, without recurrence, say of the step after each origin. `[N, L, E]`"""
+    first, parts = 0, []
+    documents, rows = np.unique(origins.documents, return_inverse=True)
+    windows = np.stack([trace.bounds[documents], np.diff(trace.bounds)[documents]], axis=1)
+    for model in models:
+        group = range(first, first + model.shape.num_layers)
+        data = GroupData(trace, group, str(next(model.parameters()).device))
+        said = np.empty((len(rows), len(group), trace.num_experts), dtype=np.float32)
+        for document, window in enumerate(windows):
+            states = data.batch(window[None]).states
+            logits, _ = model.eval()(states, model.initial_state(1))
+            mine = np.flatnonzero(rows == document)
+            said[mine] = logits[0, torch.from_numpy(origins.offsets[mine]).to(logits.device)].cpu().numpy()
+        parts.append(said)
+        first = group.stop
+    return np.concatenate(parts, axis=1)
+
+
+def recall_rows(
+    recalls: Sequence[Recall], probe: tuple[float, float], shuffled_probe: float, *, prefix: str, note: str
+) -> list[Row]:
+    """Rows of the predictor, with rivals and both probes beside it.
+
+    `probe`: recall of the probe at k and at k + 3; `shuffled_probe`: at k, of one that was taught and tested
+    on shuffled steps.
+    """
+    found = {(recall.predictor, recall.distance): recall for recall in recalls}
+    near, far = found["mamba2", 1], found["mamba2", FAR]
+
+    def rivals(distance: int) -> str:
+        return ", ".join(
+            f"{name} {found[name, distance].at_k3:.3f}" for name in ("first-order", "persistence", "static")
+        )
+
+    drop = 100 * (near.at_k3 - far.at_k3)
+    share = near.at_k3 / probe[1]
+    return [
+        Row(
+            id=f"{prefix}recall_k",
+            value=near.at_k,
+            unit="share",
+            reference=f"probe {probe[0]:.3f}",
+            note=note,
+        ),
+        Row(id=f"{prefix}recall_k3", value=near.at_k3, unit="share", target=">=0.9", reference=rivals(1)),
+        Row(id=f"{prefix}recall_2k", value=near.at_2k, unit="share"),
+        Row(id=f"{prefix}recall_k3_8", value=far.at_k3, unit="share", reference=rivals(FAR)),
+        Row(id=f"{prefix}recall_drop_8", value=drop, unit="points", target="<=4", note="at k + 3"),
+        Row(
+            id=f"{prefix}recall_k3_of_probe",
+            value=share,
+            unit="ratio",
+            target=">=0.97",
+            reference=f"Transformer probe {probe[1]:.3f}",
+        ),
+        Row(
+            id=f"{prefix}recall_k_shuffled",
+            value=shuffled_probe,
+            unit="share",
+            reference=f"probe on the true order {probe[0]:.3f}, static {found['static', 1].at_k:.3f}",
+            note="a probe taught and tested on steps in random order",
+        ),
+        Row(id=f"{prefix}recall_k3_first_order", value=found["first-order", 1].at_k3, unit="share"),
+    ]
+
+
+def learn(
+    lesson: Lesson, student: Student, tell: Callable[[str], Callable[[TrainingProgress], None]]
+) -> tuple[list[GroupModel], list[Recall], tuple[float, float], float]:
+    """Models on the device, their recalls, the probe's at k and k + 3, the shuffled probe's at k."""
+    trace, split = lesson.trace, lesson.split
+    models = student.teach(lesson, tell("mamba2"))
+    prober = student._replace(options=_for_probe(student.options))
+    origins = find_origins(trace, split.test, stride=STRIDE)
+    truth = trace.topk[origins.tokens + 1]
+    said = one_step_scores(prober.probe(lesson, tell("probe")), trace, origins)
+    probe = recall_at(said, truth, trace.top_k), recall_at(said, truth, trace.top_k + 3)
+    mixed = Lesson(shuffled(trace), split)
+    said = one_step_scores(prober.probe(mixed, tell("probe, shuffled")), mixed.trace, origins)
+    blind = recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k)
+    counted = split.train[:COUNTED]
+    recalls = measure_recall(models, trace, train=counted, test=split.test, stride=STRIDE)
+    return models, recalls, probe, blind
+
+
+def _for_probe(options: TrainingOptions) -> TrainingOptions:
+    """The probe's part of the time: its one stage takes a share that is meant for two."""
+    if options.minutes is None:
+        return options
+    return replace(options, minutes=options.minutes * len(STAGES) * PROBE_SHARE / (1 - 2 * PROBE_SHARE))
+
+
+def keep(
+    path: Path, models: Sequence[GroupModel], lesson: Lesson, info: TraceInfo, recalls: Sequence[Recall]
+) -> None:
+    """Write the predictor, with where it comes from."""
+    documents = {use: len(numbers) for use, numbers in asdict(lesson.split).items()}
+    notes = {
+        "trace": asdict(info) | {"num_tokens": lesson.trace.num_tokens},
+        "documents": documents,
+        "recall": [asdict(recall) for recall in recalls],
+    }
+    fingerprint = RouterFingerprint.of_trace(lesson.trace, info)
+    write_predictor(path, models, fingerprint=fingerprint, notes=notes)
+
+
+def _teller(name: str) -> Callable[[TrainingProgress], None]:
+    begun = time.monotonic()
+
+    def tell(at: TrainingProgress) -> None:
+        if at.epoch == 1 or at.epoch % 10 == 0:
+            seconds = time.monotonic() - begun
+            print(
+                f"{seconds:5.0f} s  {name}, {at.stage}, epoch {at.epoch}: loss {at.train_loss:.3f}, "
+                f"validation {at.validation_loss:.3f} (best {at.best_loss:.3f})",
+                flush=True,
+            )
+
+    return tell
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Teach, measure, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", type=Path, help="folder that bench.traces.record wrote")
+    parser.add_argument("--flavour", choices=FLAVOURS, required=True)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="predictor file to write")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--minutes", type=float, default=2.5, help="of training, in all")
+    parser.add_argument("--width", type=int, default=128, help="hidden features; a multiple of 32")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--epochs", type=int, default=400, help="at most, in each stage")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    torch.set_float32_matmul_precision("high")
+    learning, info = read_trace(options.traces / "learning.safetensors")
+    lesson = Lesson.of(learning, read_trace(options.traces / "heldout.safetensors")[0])
+    num_groups = len(layer_groups(lesson.trace.num_layers))
+    teaching = TrainingOptions(
+        epochs=options.epochs,
+        minutes=options.minutes * (1 - 2 * PROBE_SHARE) / num_groups,
+        patience=12,
+        batch=options.batch,
+        learning_rate=options.rate,
+    )
+    student = Student(options.width, teaching, options.device)
+    models, recalls, probe, blind = learn(lesson, student, _teller)
+    keep(options.out, models, lesson, info, recalls)
+    # rows without a flavour in their id are the matched trace's of the main shape
+    prefix = row_prefix(options.flavour, options.shape).replace("matched_", "")
+    tested, learned = len(lesson.split.test), len(lesson.split.train)
+    note = f"{info.decoding} held-out text, {tested} documents; learned from {learned} of training text"
+    rows = recall_rows(recalls, probe, blind, prefix=prefix, note=note)
+    ResultFile.write(f"predictors_{options.shape}_{options.flavour}", rows, folder=options.results)
+
+
+if __name__ == "__main__":
+    main()

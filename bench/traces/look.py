@@ -1,0 +1,120 @@
+"""A look at how a model routes held-out text while it trains: loss, evenness, cache hits, what is foreseen.
+
+The forward takes the device a moment; replaying the routing through a cache takes a CPU core a second or two,
+in a thread beside the training that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen3MoeForCausalLM
+
+from bench.models.streams import Stream
+from bench.routing import RoutingFacts
+from bench.traces.forward import hidden_states
+from bench.traces.terms import RouterTap, expectations
+from hetero_scheduler.predict.mamba2_model import GroupModel
+from hetero_scheduler.simulator.fast import replay_cache
+from hetero_scheduler.simulator.scenario import Scenario, pool_ranges
+from hetero_scheduler.simulator.use_scores import use_scores
+
+LOOKED_AT = (0.25, 0.45)
+"""Residencies of the LRU replays."""
+
+
+class Look(NamedTuple):
+    """What one look found. Shares from 0 to 1, hits in percent."""
+
+    loss: float
+    """Nats a token."""
+    entropy: float
+    persistence: float
+    lru: tuple[float, ...]
+    """Hits at each of LOOKED_AT, one pool for all layers."""
+    foreseen: float | None
+    """Share of a token's experts among the k + 3 that the companion expected most; None without one."""
+
+    def __str__(self) -> str:
+        hits = "/".join(f"{hit:.1f}" for hit in self.lru)
+        text = f"held out {self.loss:.3f}  entropy {self.entropy:.3f}  LRU {hits} %"
+        text += f"  again {100 * self.persistence:.0f} %"
+        return text if self.foreseen is None else f"{text}  foreseen {100 * self.foreseen:.1f} %"
+
+
+def lru_hits(topk: npt.NDArray[np.integer], num_experts: int, residency: float) -> float:
+    """Hits in percent of an LRU cache over `topk` `[tokens, layers, top_k]`, a tenth of it uncounted."""
+    needed = np.sort(topk, axis=-1).astype(np.int32)
+    scenario = Scenario(residency=residency)
+    slots = scenario.layer_slots(num_layers=needed.shape[1], num_experts=num_experts, top_k=needed.shape[2])
+    scores = use_scores("lru", needed, num_experts=num_experts)
+    replay = replay_cache(needed, scores, pool_ranges(slots, scenario.pool), num_experts=num_experts)
+    return 100 * float(replay.is_hit[int(len(needed) * scenario.uncounted) :].mean())
+
+
+def held_windows(streams: Sequence[Stream], *, length: int, per_kind: int) -> Tensor:
+    """Token windows `[kinds × per_kind, length + 1]` of held-out text, the kinds in turn.
+
+    Raises ValueError when no kind has so much of it.
+    """
+    kinds = sorted({stream.kind for stream in streams if stream.is_held_out})
+    windows: list[npt.NDArray[np.int64]] = []
+    for kind in kinds:
+        tokens = np.concatenate([s.tokens for s in streams if s.is_held_out and s.kind == kind]).astype(
+            np.int64
+        )
+        room = len(tokens) - length - 1
+        if room >= per_kind:
+            windows += [
+                tokens[start : start + length + 1] for start in np.linspace(0, room, per_kind, dtype=int)
+            ]
+    if not windows:
+        raise ValueError(f"no kind of text has {length} tokens held out")
+    rows = np.stack(windows).reshape(-1, per_kind, length + 1)
+    return torch.from_numpy(rows.swapaxes(0, 1).reshape(-1, length + 1).copy())
+
+
+class Watcher:
+    """Looks at one model. Windows are `[rows, length + 1]`, on the model's device."""
+
+    def __init__(
+        self, model: Qwen3MoeForCausalLM, tap: RouterTap, windows: Tensor, companion: GroupModel | None = None
+    ) -> None:
+        self._model, self._tap, self._windows, self._companion = model, tap, windows, companion
+        self._beside = ThreadPoolExecutor(1)
+        # the replay is compiled at its first use, which would hold up a training that is under way
+        lru_hits(np.zeros((4, 2, 1), dtype=np.int16), 4, 0.5)
+
+    @torch.no_grad()
+    def look(self) -> Future[Look]:
+        """Run the windows through the model now; the replay goes on beside, and then the future is done."""
+        device = self._windows.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = self._model.lm_head(hidden_states(self._model, self._windows[:, :-1]))
+        loss = F.cross_entropy(logits.float().flatten(0, 1), self._windows[:, 1:].flatten())
+        routing = self._tap.take(len(self._windows))
+        foreseen = None
+        if self._companion is not None:
+            best = expectations(self._companion, routing).topk(routing.chosen.shape[-1] + 3, dim=-1).indices
+            truth = routing.chosen[:, :, 1:].permute(1, 2, 0, 3)
+            foreseen = float((truth[..., :, None] == best[..., None, :]).any(-1).float().mean())
+        topk = routing.chosen.flatten(1, 2).transpose(0, 1).to(torch.int16).cpu().numpy()
+        experts = routing.logits.shape[-1]
+        return self._beside.submit(_judge, topk, experts, loss=float(loss), foreseen=foreseen)
+
+    def close(self) -> None:
+        """Wait for a replay under way."""
+        self._beside.shutdown()
+
+
+def _judge(topk: npt.NDArray[np.int16], num_experts: int, *, loss: float, foreseen: float | None) -> Look:
+    facts = RoutingFacts.of(topk.astype(np.int64), num_experts)
+    hits = tuple(lru_hits(topk, num_experts, residency) for residency in LOOKED_AT)
+    return Look(loss, facts.load_entropy, facts.persistence, hits, foreseen)

@@ -1,0 +1,113 @@
+"""What routers are trained for besides the text: an even load, and, in matched models, order in time.
+
+    balance      load share × mean probability, layer by layer: 1 when every expert is used alike
+    z            squared log-sum-exp: keeps router logits small
+    kept         probability left on the experts of the last four tokens: with 128 experts, top-8, what a
+                 cache of a quarter would hold. -log of it is *consistency*, itself it is *novelty*
+    foresight    KL from what a Mamba2 companion expected of this token, having seen the routing before it
+
+The last two are what a big model's routing has by itself and a small one's has less of. Consistency makes
+routing repeat and novelty makes it change, so between them they set LRU hits. Foresight makes routing follow
+from its own history, repeated or not, so it sets what a predictor can know. The companion learns along with
+the model, as the other half of the term.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from bench.models.model import Geometry
+from hetero_scheduler.predict.activation import activation_state
+from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
+from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+
+RECENT = 4
+"""Tokens whose experts count as recently used."""
+
+
+class Routing(NamedTuple):
+    """What all routers said in one forward of `batch` windows."""
+
+    logits: Tensor  # [layers, batch, steps, experts] float32
+    chosen: Tensor  # [layers, batch, steps, top_k] int64
+
+
+class RouterTap:
+    """Listens to every router of a model; nothing is copied to the host."""
+
+    def __init__(self, model: Qwen3MoeForCausalLM) -> None:
+        routers = [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
+        self._heard: list[tuple[Tensor, Tensor] | None] = [None] * len(routers)
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._listen, layer))
+
+    def take(self, batch: int) -> Routing:
+        """What the last forward, of `batch` rows, said; forgets it. There must have been one."""
+        heard = [pair for pair in self._heard if pair is not None]
+        assert len(heard) == len(self._heard), "no forward since the last take"
+        logits = torch.stack([said for said, _ in heard]).float()
+        chosen = torch.stack([taken for _, taken in heard])
+        self._heard = [None] * len(heard)
+        return Routing(logits.unflatten(1, (batch, -1)), chosen.unflatten(1, (batch, -1)))
+
+    def _listen(
+        self, layer: int, router: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        self._heard[layer] = outputs[0], outputs[2]
+
+
+def balance_loss(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """`experts × sum(load share × mean probability)`, mean over layers; gradients through probabilities only.
+
+    `probabilities` `[layers, batch, steps, experts]`, `chosen` `[layers, batch, steps, top_k]`.
+    """
+    layers, experts = probabilities.shape[0], probabilities.shape[-1]
+    uses = chosen.flatten(1)
+    load = probabilities.new_zeros(layers, experts)
+    load.scatter_add_(1, uses, probabilities.new_ones(()).expand_as(uses))
+    share = load / uses.shape[1]
+    return experts * (share * probabilities.mean((1, 2))).sum(-1).mean()
+
+
+def kept_share(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """Probability that each token but the first leaves on experts of the last `RECENT` tokens before it.
+
+    Returns `[layers, batch, steps - 1]`; gradients through probabilities only.
+    """
+    used = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, chosen, True)
+    recent = used[:, :, :-1].clone()
+    for back in range(1, RECENT):
+        recent[:, :, back:] |= used[:, :, : -1 - back]
+    return probabilities[:, :, 1:].masked_fill(~recent, 0.0).sum(-1)
+
+
+def make_companion(geometry: Geometry, width: int = 128) -> GroupModel:
+    """The model that foresees a geometry's routing, all layers at once, freshly initialised."""
+    sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
+    return GroupModel(GroupShape(geometry.layers, geometry.experts, geometry.top_k, 1, sizes))
+
+
+def expectations(companion: GroupModel, routing: Routing) -> Tensor:
+    """Logits of the companion for every step but the first, `[batch, steps - 1, layers, experts]`."""
+    logits, chosen = (part.detach().permute(1, 2, 0, 3) for part in routing)
+    with torch.autocast(logits.device.type, enabled=False):
+        states = activation_state(logits, chosen)[:, :-1]
+        expected: Tensor = companion(states, companion.initial_state(len(states)))[0]
+    return expected
+
+
+def foresight_loss(expected: Tensor, logits: Tensor) -> Tensor:
+    """KL(what routers say ‖ what was expected), mean over tokens and layers; draws both to each other.
+
+    `expected` as `expectations` gives it, `logits` `[layers, batch, steps, experts]`.
+    """
+    said = logits[:, :, 1:].permute(1, 2, 0, 3).log_softmax(-1)
+    divergence: Tensor = F.kl_div(expected.float().log_softmax(-1), said, reduction="none", log_target=True)
+    return divergence.sum(-1).mean()

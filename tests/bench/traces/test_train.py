@@ -1,0 +1,118 @@
+"""Training of a narrow model on a CPU: a few steps, a look, a checkpoint, and going on from it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.models.fast_forward import install_fast_forward
+from bench.models.model import build_model
+from bench.models.streams import Stream
+from bench.traces.forward import hidden_states
+from bench.traces.objective import Coefficients, Objective, Wants
+from bench.traces.terms import RouterTap, make_companion
+from bench.traces.train import STATE, Run, Trainer, fit, summary
+from tests.bench.traces.test_pack import stream
+from tests.bench.traces.test_terms import TINY
+
+CPU = torch.device("cpu")
+RUN = Run(seconds=1.5, batch=4, length=16, looked_length=16, look_seconds=0.3)
+MATCHED = Wants(lru=(60.0, 80.0), foreseen=0.9)
+
+
+@pytest.fixture(scope="module")
+def streams() -> list[Stream]:
+    """Two kinds of text that count upwards, in ids below the tiny vocabulary."""
+    made = [stream("story.a", 60), stream("code.b", 60), stream("code.b", 20, is_held_out=True)]
+    return [Stream(each.label, each.is_held_out, each.tokens % 60) for each in made]
+
+
+def test_forward_is_that_of_transformers() -> None:
+    torch.manual_seed(0)
+    model = build_model(TINY, CPU)
+    windows = torch.randint(0, 64, (3, 9))
+    expected = model.model(input_ids=windows, use_cache=False).last_hidden_state
+    torch.testing.assert_close(hidden_states(model, windows), expected)
+
+
+@pytest.mark.parametrize("wants", [Wants(), Wants(lru=(74.0, 88.0)), MATCHED], ids=["natural", "lru", "both"])
+def test_objective_in_half_precision_as_on_a_gpu(wants: Wants) -> None:
+    """Mixed dtypes that autocast would trip over show on a CPU too."""
+    torch.manual_seed(0)
+    model = build_model(TINY, CPU)
+    install_fast_forward(model)
+    companion = None if wants.foreseen is None else make_companion(TINY, width=32)
+    objective = Objective(model, RouterTap(model), Coefficients(wants, CPU), companion)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, cross_entropy = objective(torch.randint(0, 64, (3, 17)))
+    loss.backward()
+    assert loss > cross_entropy
+    gate = model.model.layers[0].mlp.gate.weight
+    assert gate.grad is not None and gate.grad.abs().sum() > 0
+    for weight in [] if companion is None else companion.parameters():
+        assert weight.grad is not None and torch.isfinite(weight.grad).all()
+
+
+def test_foresight_teaches_the_companion_and_pulls_the_routers_apart() -> None:
+    """What the coefficient scales is the pull alone."""
+    torch.manual_seed(0)
+    model, companion = build_model(TINY, CPU), make_companion(TINY, width=32)
+    coefficients = Coefficients(MATCHED, CPU)
+    objective = Objective(model, RouterTap(model), coefficients, companion)
+    windows, gradients = torch.randint(0, 64, (3, 17)), []
+    for strength in (0.01, 0.5):
+        coefficients.values["foresight"].fill_(strength)
+        model.zero_grad()
+        companion.zero_grad()
+        objective(windows)[0].backward()
+        gate = model.model.layers[1].mlp.gate.weight.grad
+        assert gate is not None and companion.head.weight.grad is not None
+        gradients.append((gate.clone(), companion.head.weight.grad.clone()))
+    torch.testing.assert_close(gradients[0][1], gradients[1][1])
+    assert not torch.allclose(gradients[0][0], gradients[1][0])
+
+
+def test_a_run_looks_steers_and_is_kept(
+    streams: list[Stream], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    trainer = Trainer(TINY, streams, wants=MATCHED, run=RUN)
+    fit(trainer, tmp_path)
+    assert "LRU" in capsys.readouterr().out
+    looks = trainer.looks
+    assert len(looks) >= 2
+    assert looks[-1]["consistency"] != looks[0]["consistency"]
+    assert 0 <= looks[-1]["foreseen"] <= 1
+    assert (tmp_path / STATE).exists() and (tmp_path / "config.json").exists()
+    told = json.loads(json.dumps(summary(trainer, "tiny")))
+    assert told["progress"]["steps"] == trainer.progress.steps > 0
+
+
+def test_a_run_goes_on_where_it_was_kept(streams: list[Stream], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = Trainer(TINY, streams, wants=MATCHED, run=RUN)
+    for progress in first.train():
+        if progress.steps == 3:
+            first.save(tmp_path)
+            kept = copy.deepcopy(first.model.state_dict())
+    again = Trainer(TINY, streams, wants=MATCHED, run=RUN)
+    again.resume(tmp_path)
+    assert again.progress.steps == 3
+    assert all(torch.equal(kept[name], weight) for name, weight in again.model.state_dict().items())
+    fit(again, tmp_path)
+    assert again.progress.steps > 3
+    assert again.progress.seconds >= RUN.seconds
+
+
+def test_a_matched_run_begins_with_natural_weights(streams: list[Stream], tmp_path: Path) -> None:
+    natural = Trainer(TINY, streams, wants=Wants(), run=RUN)
+    natural.save(tmp_path)
+    matched = Trainer(TINY, streams, wants=MATCHED, run=RUN)
+    matched.start_from(tmp_path)
+    assert matched.progress.steps == 0
+    for name, weight in natural.model.state_dict().items():
+        assert torch.equal(matched.model.state_dict()[name], weight)
