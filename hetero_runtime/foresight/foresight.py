@@ -47,7 +47,7 @@ class Foresight:
         self._num_layers = steering.eviction.score.shape[0]
         self._pass = -1
         self._row: Row | None = None
-        self._num_active = 1
+        self._num_active, self._is_prompt = 1, False
         self._heard: Logits | None = None
 
     @property
@@ -90,6 +90,7 @@ class Foresight:
     def layer_begins(self, chosen: npt.NDArray[np.int64]) -> None:
         """A MoE layer of the pass begins. `chosen` `[tokens, top_k]`: its experts."""
         self._pace.layer_begins(self._cache.stall_s())
+        self._is_prompt = len(chosen) > 1
         if self._row is not None:
             self.rival.hear(chosen)
 
@@ -97,7 +98,7 @@ class Foresight:
         """The router of `layer` said `logits` `[tokens, num_experts]`, before any normalisation."""
         if self._row is not None:
             half = logits.detach().to(torch.float16).cpu().numpy()
-            self._heard = np.clip(half, -HALF_MAX, HALF_MAX, out=half)
+            self._heard = np.clip(half, -HALF_MAX, HALF_MAX)  # a copy: `half` may be the model's own
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
         """All loads of `layer` are submitted. `running`: its experts, all resident or on their way."""
@@ -110,6 +111,7 @@ class Foresight:
         self.layer_ends(layer, running)
 
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
-        """The link may have room. `running`: experts that stay, all resident or on their way."""
-        if self._row is not None:
+        """The link may have room; a prompt needs it for its own layers. `running`: experts that stay."""
+        is_last = layer == self._num_layers - 1
+        if self._row is not None and (is_last or not self._is_prompt):
             self._prefetcher.fill(self._pass * self._num_layers + layer, running)
