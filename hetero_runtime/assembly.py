@@ -69,6 +69,7 @@ class Parts:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
         self.cache.close()
         self.sequences.close()
+        self.orchestrator.close()
         self.store.close()
         self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
         self.model.to("meta")
@@ -129,7 +130,12 @@ def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrato
         from hetero_runtime.graph import NotCapturableError, capture
 
         try:
-            return capture(parts, rows=config.execution.max_rows, max_length=config.execution.max_length)
+            return capture(
+                parts,
+                rows=config.execution.max_rows,
+                max_length=config.execution.max_length,
+                prefetch_extra=config.prefetch.extra if config.prediction.predictor == "pregate" else None,
+            )
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)
     sequences, foresight = EagerSequences(parts.model), parts.orchestrator.foresight

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hetero_gpu.control import ControlRegion
+from hetero_gpu.control import ControlRegion, CopyEngine
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
 from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.prefill import GroupedExperts
@@ -21,8 +21,10 @@ from hetero_runtime.hf.attention import why_not_capturable
 from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
+from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.plan.demand import GROUPED_TOKENS
@@ -42,25 +44,42 @@ class GraphParts(NamedTuple):
     sequences: GraphSequences
 
 
-def capture(parts: EagerParts, *, rows: int, max_length: int) -> GraphParts:
-    """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing."""
+def capture(
+    parts: EagerParts, *, rows: int, max_length: int, prefetch_extra: int | None = None
+) -> GraphParts:
+    """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing.
+
+    `prefetch_extra`: experts that are guessed for the next layer beyond top-k, to be prefetched; None
+    prefetches nothing.
+    """
     device, top_k = parts.slabs.memory.device, _top_k(parts.model)
-    _check_capturable(parts, rows=rows, top_k=top_k)
+    spare = 0 if prefetch_extra is None else MOST_OUTSTANDING
+    _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
+    bank, tables = _mapped(parts.store), _tables(parts, max_pairs=rows * top_k)
+    prefetch = None
+    if prefetch_extra is not None:
+        look_ahead = PreGate(parts.model, num_guesses=top_k + prefetch_extra, active=active)
+        prefetch = _prefetch(parts, look_ahead, bank, tables)
     orchestrator = DeviceOrchestrator(
         _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
         cache=parts.cache,
         slabs=parts.slabs,
-        bank=_mapped(parts.store),
-        tables=_tables(parts, max_pairs=rows * top_k),
+        bank=bank,
+        tables=tables,
         experts=DecodeExperts(form, top_k, max_tokens=rows, dtype=parts.dtype, device=device),
         active=active,
+        prefetch=prefetch,
     )
-    attach(parts.experts, orchestrator.run_layer)
-    sequences = GraphSequences(parts.model, active=active, max_length=max_length)
-    install_small_ops(parts.model)
-    fuse_attention(parts.model)
-    capture_step(sequences, orchestrator)
+    try:
+        attach(parts.experts, orchestrator.run_layer)
+        sequences = GraphSequences(parts.model, active=active, max_length=max_length)
+        install_small_ops(parts.model)
+        fuse_attention(parts.model)
+        capture_step(sequences, orchestrator)
+    except BaseException:
+        orchestrator.close()
+        raise
     return GraphParts(orchestrator, sequences)
 
 
@@ -71,7 +90,7 @@ def capture_step(sequences: GraphSequences, orchestrator: DeviceOrchestrator) ->
     orchestrator.forget_counts()
 
 
-def _check_capturable(parts: EagerParts, *, rows: int, top_k: int) -> None:
+def _check_capturable(parts: EagerParts, *, rows: int, top_k: int, spare: int) -> None:
     if parts.slabs.memory.device.type != "cuda":
         raise NotCapturableError("there is no CUDA device")
     if reason := why_not_capturable(parts.model.config):
@@ -80,19 +99,21 @@ def _check_capturable(parts: EagerParts, *, rows: int, top_k: int) -> None:
         raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
     if rows > MOST_TOKENS:
         raise NotCapturableError(f"execution.max_rows={rows}; a captured step has at most {MOST_TOKENS} rows")
-    _check_slabs(parts, num_experts=min(rows * top_k, parts.store.num_experts), rows=rows)
+    _check_slabs(parts, num_experts=min(rows * top_k, parts.store.num_experts), rows=rows, spare=spare)
 
 
-def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int) -> None:
-    """All that a layer of a step can need has to be resident at once."""
+def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int, spare: int) -> None:
+    """All that a layer of a step can need has to be resident at once, beside `spare` prefetches."""
     sizes = [parts.cache.pool_size(layer) for layer in range(parts.store.num_layers)]
-    if min(sizes) >= num_experts:
+    needed = min(num_experts + spare, parts.store.num_experts * parts.store.num_layers)
+    if min(sizes) >= needed or min(sizes) == parts.store.num_experts:
         return
     is_shared = max(sizes) == parts.slabs.num_slabs
     num_pools = 1 if is_shared else sum(size < parts.store.num_experts for size in sizes)
+    beside = f" beside {spare} prefetches" if spare else ""
     raise NotCapturableError(
-        f"a layer has {min(sizes)} slabs, and {rows} rows can need {num_experts} experts of it at once; "
-        f"set memory.slabs={num_experts * num_pools} or more, or fewer execution.max_rows"
+        f"a layer has {min(sizes)} slabs, and {rows} rows can need {num_experts} experts of it at once"
+        f"{beside}; set memory.slabs={needed * num_pools} or more, or fewer execution.max_rows"
     )
 
 
@@ -122,6 +143,22 @@ def _format(parts: EagerParts) -> ExpertFormat:
         return expert_format(parts.store.layout, parts.store.forms, parts.experts[0])
     except UnreadableError as error:
         raise NotCapturableError(str(error)) from error
+
+
+def _prefetch(
+    parts: EagerParts, look_ahead: PreGate, bank: MappedBank, tables: DeviceTables
+) -> CapturedPrefetch:
+    try:
+        return CapturedPrefetch(
+            look_ahead,
+            tables=tables,
+            bank=bank,
+            records=parts.store.records,
+            slabs=parts.slabs,
+            engine=CopyEngine.cuda(tables.device),
+        )
+    except OSError as error:  # no CUDA runtime for the worker to call
+        raise NotCapturableError(f"experts cannot be prefetched: {error}") from error
 
 
 def _mapped(store: ExpertStore) -> MappedBank:

@@ -15,7 +15,7 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "device": ("auto", "cuda", "cpu"),
     "memory.backing": ("ram",),
     "routing.policy": ("exact",),
-    "prediction.predictor": ("none", "frequency", "mamba2"),
+    "prediction.predictor": ("none", "frequency", "mamba2", "pregate"),
     "prefetch.schedule": ("none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b"),
     "eviction.policy": ("lru", "lfu", "lfru", "belady"),
     "misses.handler": ("load",),

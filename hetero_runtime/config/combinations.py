@@ -62,10 +62,19 @@ def _check_forecasts(config: Config, source: str) -> None:
 
 
 def _check_mode(config: Config, source: str) -> None:
-    if config.execution.mode == "graph" and acts_on_forecasts(config):
+    mode, schedule = config.execution.mode, config.prefetch.schedule
+    if config.prediction.predictor == "pregate":
+        if mode != "graph" or schedule != "top_b" or config.eviction.policy == "belady":
+            raise ConfigError(
+                f"{source}: prediction.predictor: pregate looks one layer ahead, inside the captured step, "
+                f"for the schedule top_b; here execution.mode: {mode}, prefetch.schedule: {schedule}, "
+                f"eviction.policy: {config.eviction.policy}. Write execution.mode: graph, prefetch.schedule: "
+                "top_b and eviction.policy: lru"
+            )
+    elif mode == "graph" and acts_on_forecasts(config):
         raise ConfigError(
-            f"{source}: {_listener(config)} with execution.mode: graph is not in this version; write "
-            "execution.mode: eager, or take preset: lru"
+            f"{source}: {_listener(config)} with execution.mode: graph is not in this version but for "
+            "prediction.predictor: pregate; write execution.mode: eager, or take preset: lru"
         )
 
 

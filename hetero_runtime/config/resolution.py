@@ -43,6 +43,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         pinned_prefix=_pinned_prefix(config.memory, geometry),
         mode=_mode(config.execution, device),
         is_packed=_is_packed(config.memory, device, geometry),
+        is_prefetched_in_graph=config.prediction.predictor == "pregate",
     )
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,

@@ -72,7 +72,8 @@ class RoutingConfig:
 class PredictionConfig:
     predictor: Literal["none", "frequency", "mamba2", "pregate", "lookahead_mlp"] = "frequency"
     """What forecasts the experts that coming layers need. frequency: popularity so far. mamba2: trained on
-    this model's routing, for schedules and evictions that act on forecasts."""
+    this model's routing, for schedules and evictions that act on forecasts. pregate: the next layer's router
+    on this layer's input, in graph mode."""
     path: str = "auto"
     """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors."""
 

@@ -52,3 +52,6 @@ class Orchestrator(ABC):
     @abstractmethod
     def check(self) -> None:
         """Assert the invariants that hold between passes."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing beside them)
+        """End what runs beside the passes. No pass may follow, and none is under way."""

@@ -6,6 +6,7 @@
               ensure(top_k_index)   hits, evictions, miss list          one thread block
               gather()              misses: mapped host memory → slabs  count read on the device
               experts(slots)        up, gate, down, weighted sum        weights read in their slabs
+              and around them, if experts are prefetched, what `captured_prefetch` adds
 
 Nothing in a decode step depends on a value that the host would have to read, so the step can be captured as
 one CUDA graph and replayed for every token (SeqMoE §8).
@@ -22,13 +23,14 @@ from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
 
 
 class DeviceOrchestrator(Orchestrator):
     """See the module docstring.
 
     `prefill`: runs the prompts. `active`: bool `[rows]` on the device, the rows whose token counts in a step;
-    experts of the others are neither loaded nor computed.
+    experts of the others are neither loaded nor computed. `prefetch`: None loads what misses and no more.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class DeviceOrchestrator(Orchestrator):
         tables: DeviceTables,
         experts: DecodeExperts,
         active: torch.Tensor,
+        prefetch: CapturedPrefetch | None = None,
     ) -> None:
         self._prefill, self._cache, self._slabs, self._bank = prefill, cache, slabs, bank
         self._tables, self._experts, self._active = tables, experts, active
+        self._prefetch = prefetch
         self._is_on_device = False
         self._phase = Phase.PREFILL
 
@@ -54,6 +58,8 @@ class DeviceOrchestrator(Orchestrator):
         if phase is Phase.DECODE:
             yield
             self._tables.raise_if_failed()
+            if self._prefetch is not None:
+                self._prefetch.raise_if_failed()
             return
         with self._prefill.pass_(phase, checkpoint=checkpoint):
             yield
@@ -65,13 +71,24 @@ class DeviceOrchestrator(Orchestrator):
             return self._prefill.run_layer(layer, hidden, top_k_index, top_k_weights)
         if len(hidden) > 1:  # a single row is always active in its own step
             top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
-        slots = ensure(self._tables, layer, top_k_index.contiguous())
-        gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
+        slots = self._bring(layer, hidden, top_k_index.contiguous())
         out = torch.empty_like(hidden)
         self._experts(
             hidden.contiguous(), self._slabs.memory, slots=slots, weights=top_k_weights.contiguous(), out=out
         )
         return out
+
+    def _bring(self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor) -> torch.Tensor:
+        """The slots in which the experts lie once all that this submits is done."""
+        prefetch = self._prefetch
+        if prefetch is not None:
+            prefetch.begin_layer()
+        slots = ensure(self._tables, layer, top_k_index, awaits_late=prefetch is not None)
+        gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
+        if prefetch is not None:
+            prefetch.ask(layer, hidden)
+            prefetch.await_layer(layer, slots)
+        return slots
 
     def device_stats(self) -> CacheStats:
         return self._tables.stats()
@@ -84,8 +101,14 @@ class DeviceOrchestrator(Orchestrator):
         self._hand_over(to_device=False)
         self._prefill.check()
 
+    def close(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.close()
+
     def _hand_over(self, *, to_device: bool) -> None:
         """Bring the slot states to where the next pass decides."""
         if to_device != self._is_on_device:
+            if self._prefetch is not None and not to_device:
+                self._prefetch.finish()
             self._cache.lend(self._tables.adopt if to_device else self._tables.to_machine)
             self._is_on_device = to_device

@@ -76,6 +76,8 @@ class Demand:
     """graph: the KV cache is ours, of a fixed size."""
     is_packed: bool = False
     """The host bank is packed once it is loaded; only where the geometry has `packed_record_bytes`."""
+    is_prefetched_in_graph: bool = False
+    """The captured step prefetches, and packed experts come in a second way."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -88,6 +90,7 @@ class Demand:
             pinned_prefix=config.memory.pinned_prefix,
             mode=config.execution.mode,
             is_packed=config.memory.packed,
+            is_prefetched_in_graph=config.prediction.predictor == "pregate",
         )
 
 
@@ -166,8 +169,9 @@ def stored_record_bytes(geometry: Geometry, *, is_packed: bool) -> int:
 def _unpacking_row(geometry: Geometry, demand: Demand) -> Row:
     """Where packed records arrive to be decoded."""
     record = stored_record_bytes(geometry, is_packed=demand.is_packed)
-    num_bytes = RING_BUFFERS * record if demand.is_packed else 0
-    return Row.constant("unpacking", "device", num_bytes, f"{RING_BUFFERS} packed experts on their way")
+    count = RING_BUFFERS * (2 if demand.is_prefetched_in_graph else 1)
+    num_bytes = count * record if demand.is_packed else 0
+    return Row.constant("unpacking", "device", num_bytes, f"{count} packed experts on their way")
 
 
 def _bank_row(geometry: Geometry, demand: Demand) -> Row:

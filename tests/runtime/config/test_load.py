@@ -176,6 +176,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["prefetch.schedule: jsd with execution.mode: graph is not in this version", "mode: eager"],
         ),
         (
+            ["prediction.predictor=pregate"],
+            [
+                "pregate looks one layer ahead",
+                "mode: graph, prefetch.schedule: top_b and eviction.policy: lru",
+            ],
+        ),
+        (
+            ["prediction.predictor=pregate", "execution.mode=graph", "prefetch.schedule=jsd"],
+            ["here execution.mode: graph, prefetch.schedule: jsd"],
+        ),
+        (
             ["eviction.policy=belady", "execution.mode=graph"],
             ["eviction.policy: belady with execution.mode: graph is not in this version", "preset: lru"],
         ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetero_gpu.control import Word
 from hetero_runtime import Engine
 from hetero_runtime.generation import Request
 from hetero_runtime.hf.graph_sequences import StepPlan
@@ -110,6 +111,48 @@ def test_a_seeded_request_says_the_same_alone_and_among_others(checkpoint: MakeC
             other = pool.submit(answer, engine)
             assert engine.generate(PROMPT, **options).token_ids == alone
             other.result()
+
+
+def load_prefetching(folder: object, *, rows: int = 1, **memory: object) -> Engine:
+    return Engine.load(
+        str(folder),
+        device="cuda",
+        memory=memory,
+        prediction={"predictor": "pregate"},
+        prefetch={"schedule": "top_b"},
+        execution={"mode": "graph", "max_rows": rows, "max_length": 128},
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3", "GptOss"])
+def test_prefetching_changes_no_token(
+    checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    folder = checkpoint(name)
+    with load(folder, "eager", residency=1.0) as engine:
+        alone = [answer(engine, prompt) for prompt in prompts]
+    with caplog.at_level(logging.WARNING), load_prefetching(folder, rows=rows, residency=0.8) as engine:
+        assert not said(caplog)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+        cache = engine.stats().decode.cache
+        assert cache.prefetches > 0
+        assert cache.required == cache.hits + cache.late + cache.misses
+
+
+def test_a_dead_worker_is_told_of_once_and_done_without(checkpoint: MakeCheckpoint) -> None:
+    with load_prefetching(checkpoint("Qwen3Moe"), residency=0.5) as engine:
+        expected = answer(engine)
+        orchestrator: Any = engine._parts.orchestrator
+        orchestrator._prefetch._worker._region.write(Word.STOP, 1)
+        orchestrator._prefetch._worker._thread.join()
+        with pytest.raises(RuntimeError, match="the prefetch worker ended"):
+            answer(engine)
+        assert answer(engine) == expected
+        engine.check()
 
 
 def test_replay_asks_the_device_nothing(checkpoint: MakeCheckpoint) -> None:

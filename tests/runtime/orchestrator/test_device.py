@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetero_gpu.control import Word
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
@@ -17,13 +18,16 @@ from hetero_runtime.experts.kernel_format import expert_format
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.hooks import attach
+from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.planned import plan_for
 from tests.architectures import build_checkpoint, prompt_ids
+from tests.gpu.control.fake_link import FakeLink
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU"
@@ -33,19 +37,19 @@ Extend = Callable[[torch.Tensor], torch.Tensor]
 """Append ids to the only row and give the logits of the last one."""
 
 
-def load(folder: Path, eviction: str) -> Parts:
+def load(folder: Path, eviction: str, residency: float = 0.25) -> Parts:
     config = {
         "model": {"path": str(folder)},
         "device": "cpu",
-        "memory": {"residency": 0.25},
+        "memory": {"residency": residency},
         "eviction": {"policy": eviction},
         "execution": {"max_length": 64, "max_rows": 1},
     }
     return assemble(plan_for(load_config(config)).config)
 
 
-def on_device(parts: Parts, top_k: int) -> DeviceOrchestrator:
-    """The orchestrator, over tables and slabs in host memory."""
+def on_device(parts: Parts, top_k: int, link: FakeLink | None = None) -> DeviceOrchestrator:
+    """The orchestrator, over tables and slabs in host memory. With a `link` it prefetches."""
     cpu = torch.device("cpu")
     modules = list(expert_modules(parts.model).values())
     kernel_form = expert_format(parts.store.layout, parts.store.forms, modules[0])
@@ -57,20 +61,35 @@ def on_device(parts: Parts, top_k: int) -> DeviceOrchestrator:
         eviction=parts.orchestrator.eviction,
         is_fetching_ahead=True,
     )
+    bank = MappedBank(parts.store.records.data_ptr(), parts.store.layout.record_bytes)
+    tables = DeviceTables(
+        num_slots=parts.slabs.num_slabs,
+        num_layers=parts.store.num_layers,
+        num_experts=parts.store.num_experts,
+        max_pairs=top_k,
+        device=cpu,
+    )
+    active = torch.ones(1, dtype=torch.bool)
+    prefetch = None
+    if link is not None:
+        link.stop_poisoning()
+        prefetch = CapturedPrefetch(
+            PreGate(parts.model, num_guesses=top_k, active=active),
+            tables=tables,
+            bank=bank,
+            records=parts.store.records,
+            slabs=parts.slabs,
+            engine=link.engine,
+        )
     orchestrator = DeviceOrchestrator(
         prefill,
         cache=parts.cache,
         slabs=parts.slabs,
-        bank=MappedBank(parts.store.records.data_ptr(), parts.store.layout.record_bytes),
-        tables=DeviceTables(
-            num_slots=parts.slabs.num_slabs,
-            num_layers=parts.store.num_layers,
-            num_experts=parts.store.num_experts,
-            max_pairs=top_k,
-            device=cpu,
-        ),
+        bank=bank,
+        tables=tables,
         experts=DecodeExperts(kernel_form, top_k, max_tokens=1, dtype=torch.float32, device=cpu),
-        active=torch.ones(1, dtype=torch.bool),
+        active=active,
+        prefetch=prefetch,
     )
     attach(modules, orchestrator.run_layer)
     return orchestrator
@@ -114,4 +133,39 @@ def test_decode_on_the_device_gives_the_eager_tokens(
     assert counted.bytes_moved == counted.misses * parts.store.layout.record_bytes
     assert parts.cache.stats().required > before.required  # prefill was counted on the host
     orchestrator.check()
+    parts.close()
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [pytest.param("slow", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow), "killed"],
+)
+def test_prefetching_changes_no_token(tmp_path: Path, trouble: str) -> None:
+    parts = load(build_checkpoint("Mixtral", tmp_path), "lru", residency=0.6)
+    eager = SequenceState(parts.model)
+    expected = greedy(parts.orchestrator, eager.extend, eager.extend, num_steps=3)
+    link = FakeLink(delay=500 if trouble == "slow" else 0)
+    orchestrator = on_device(parts, 2, link)
+    sequences = StaticSequences(parts.model, rows=1, max_length=64)
+
+    def decode(token: torch.Tensor) -> torch.Tensor:
+        if trouble == "killed" and sequences.length(0) == 10:
+            worker = orchestrator._prefetch._worker  # type: ignore[union-attr]
+            worker._region.write(Word.STOP, 1)
+            worker._thread.join()
+        return sequences.decode(token)[0]
+
+    def run() -> list[int]:
+        return greedy(orchestrator, lambda ids: sequences.prefill(0, ids), decode, num_steps=3)
+
+    if trouble == "killed":
+        with pytest.raises(RuntimeError, match="the prefetch worker ended"):
+            run()
+        sequences.reset(0)
+    assert run() == expected  # a dead worker is told of once, and then done without
+    stats = orchestrator.device_stats()
+    assert stats.prefetches > 0
+    assert stats.required == stats.hits + stats.late + stats.misses
+    orchestrator.check()
+    orchestrator.close()
     parts.close()

@@ -1,0 +1,141 @@
+"""Prefetch inside the captured step: ask one layer ahead, and await what was asked for.
+
+    layer l     land ─ ensure ─ gather ─ ask(l + 1) ─ await late ─ unpack ─ gather the rest ─ experts
+                                            │             ▲
+    worker      ────────────────────────────┴─ copy ──────┘         its own thread and stream
+
+The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
+What has not arrived when its layer runs is awaited while misses load, within bounds. A worker that fails is
+reported once; after that a step is as fast as without prefetch, less the slots that its last tasks hold.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from hetero_gpu import SlabPool
+from hetero_gpu.control import ControlRegion, CopyEngine, PrefetchWorker
+from hetero_gpu.packed.layout import RING_BUFFERS
+from hetero_gpu.tables import (
+    DeviceTables,
+    MappedBank,
+    await_late,
+    create_prefetch,
+    gather,
+    land,
+    unpack_landed,
+)
+
+MOST_OUTSTANDING = 4
+"""Tasks without a landing: two copies under way and two to follow. Each holds a slot."""
+
+
+class LookAhead(Protocol):
+    """Guesses what a layer to come will need. Device work alone."""
+
+    def __call__(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Keys (layer * num_experts + expert), int32, contiguous, the most wanted first, -1 for none, as seen
+        from `layer`, whose experts take `hidden` `[rows, H]`. None where nothing is to be guessed."""
+
+
+class CapturedPrefetch:
+    """See the module docstring. `records`: the host bank, uint8, packed if `bank` is.
+
+    `engine` carries the bytes. Construction attaches the tables to a region of its own and starts the worker.
+    """
+
+    def __init__(
+        self,
+        look_ahead: LookAhead,
+        *,
+        tables: DeviceTables,
+        bank: MappedBank,
+        records: torch.Tensor,
+        slabs: SlabPool,
+        engine: CopyEngine,
+    ) -> None:
+        self._look_ahead, self._tables, self._bank, self._slabs = look_ahead, tables, bank, slabs
+        self._region = ControlRegion(tables.device, ring_size=MOST_OUTSTANDING)
+        tables.attach(self._region)
+        self._staging = None
+        if bank.packing is not None:
+            room = (max(RING_BUFFERS, len(engine.events) + 1), bank.record_bytes)
+            self._staging = torch.empty(room, dtype=torch.uint8, device=tables.device)
+        self._worker = PrefetchWorker(
+            self._region,
+            bank=records.view(-1, bank.record_bytes),
+            slabs=slabs,
+            engine=engine,
+            staging=self._staging,
+        )
+        self._is_failure_told = False
+
+    # ---- captured, for each layer
+
+    def begin_layer(self) -> None:
+        """Before `ensure`, which must await what is late."""
+        land(
+            self._tables,
+            region=self._region,
+            record_bytes=self._bank.record_bytes,
+            is_staged=self._staging is not None,
+        )
+
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        """After the misses of `layer` are being loaded."""
+        keys = self._look_ahead(layer, hidden)
+        if keys is not None:
+            create_prefetch(self._tables, layer, keys, region=self._region)
+
+    def await_layer(self, layer: int, slots: torch.Tensor) -> None:
+        """Whatever reads `slots` afterwards finds its experts."""
+        await_late(
+            self._tables,
+            slots,
+            region=self._region,
+            record_bytes=self._bank.record_bytes,
+            is_staged=self._staging is not None,
+        )
+        self._unpack()
+        gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
+
+    # ---- by the host, between passes
+
+    def raise_if_failed(self) -> None:
+        """Raise RuntimeError for the first failure of the worker, once."""
+        if self._is_failure_told:
+            return
+        try:
+            self._worker.raise_if_failed()
+        except RuntimeError:
+            self._is_failure_told = True
+            raise
+
+    def finish(self) -> None:
+        """Bring every task to its end, so that the host may take the slots over. Waits for the device and for
+        copies under way; raises TimeoutError when one does not end."""
+        if self._tables.device.type == "cuda":
+            torch.cuda.synchronize(self._tables.device)
+        if not self._worker.is_alive:
+            self._tables.drop_prefetches()
+            return
+        self._worker.drain()
+        self.begin_layer()
+        self._unpack()
+
+    def close(self) -> None:
+        """End the worker; no step may follow."""
+        self._worker.close()
+
+    def _unpack(self) -> None:
+        if self._bank.packing is None or self._staging is None:
+            return
+        unpack_landed(
+            self._tables,
+            region=self._region,
+            staging=self._staging,
+            layout=self._bank.packing,
+            slabs=self._slabs,
+        )
