@@ -41,6 +41,12 @@ def answer(engine: Engine, prompt: list[int] = PROMPT, num_tokens: int = 48) -> 
     return engine.generate(prompt, max_tokens=num_tokens, ignore_eos=True).token_ids
 
 
+def eager_answers(folder: object, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """One after another, all experts resident."""
+    with load(folder, "eager", residency=1.0) as engine:
+        return [answer(engine, prompt) for prompt in prompts]
+
+
 @pytest.mark.parametrize("memory", [{"slabs": 4}, {"residency": 0.25}, {"slabs": "all"}], ids=str)
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_tokens_equal_the_eager_engines(
@@ -84,8 +90,7 @@ def test_rows_that_step_together_do_not_disturb_each_other(
 ) -> None:
     prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(6)]
     folder = checkpoint(name)
-    with load(folder, "eager", residency=1.0) as engine:
-        alone = [answer(engine, prompt) for prompt in prompts]
+    alone = eager_answers(folder, prompts)
     with caplog.at_level(logging.WARNING), load(folder, "graph", rows=rows, residency=0.8) as engine:
         assert not said(caplog)
         with ThreadPoolExecutor(6) as pool:
@@ -131,8 +136,7 @@ def test_prefetching_changes_no_token(
 ) -> None:
     prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
     folder = checkpoint(name)
-    with load(folder, "eager", residency=1.0) as engine:
-        alone = [answer(engine, prompt) for prompt in prompts]
+    alone = eager_answers(folder, prompts)
     with caplog.at_level(logging.WARNING), load_prefetching(folder, rows=rows, residency=0.8) as engine:
         assert not said(caplog)
         with ThreadPoolExecutor(4) as pool:

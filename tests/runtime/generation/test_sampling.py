@@ -17,9 +17,7 @@ from transformers import (
 
 from hetero_runtime.errors import RequestError
 from hetero_runtime.generation import SamplingParams, make_sampler
-
-VOCAB = 97
-HISTORY = [3, 5, 5, 8, 96]
+from tests.runtime.generation.settings import HISTORY, SETTINGS, VOCAB
 
 
 def logits(seed: int = 0) -> torch.Tensor:
@@ -43,19 +41,7 @@ def reference(params: SamplingParams, scores: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"temperature": 1.0},
-        {"temperature": 0.3},
-        {"temperature": 1.0, "repetition_penalty": 1.3},
-        {"temperature": 1.0, "repetition_penalty": 0.8},
-        {"temperature": 0.7, "top_k": 1},
-        {"temperature": 0.7, "top_k": 10_000},
-        {"temperature": 2.0, "top_p": 0.9},
-        {"temperature": 2.0, "top_p": 1e-6},
-        {"temperature": 1.5, "min_p": 0.2},
-        {"temperature": 1.5, "min_p": 1.0},
-        {"temperature": 0.9, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1},
-    ],
+    SETTINGS,
     ids=str,
 )
 @pytest.mark.parametrize("seed", [0, 1])
