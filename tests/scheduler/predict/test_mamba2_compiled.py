@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numba
 import numpy as np
 import pytest
 import torch
 
 from hetero_scheduler.predict.activation import activation_state
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
-from hetero_scheduler.predict.mamba2_compiled import CompiledState, Weights, advance, roll_out
+from hetero_scheduler.predict.mamba2_compiled import CompiledState, Weights, _compiled, advance, roll_out
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape, State
 
 EXPERTS, TOP_K, HORIZON = 7, 3, 5
@@ -73,3 +77,18 @@ def test_large_inputs_overflow_nowhere() -> None:
     for _ in range(3):
         shares = advance(weights, state, logits, top_k=TOP_K, horizon=HORIZON)
         assert np.isfinite(shares).all()
+
+
+def test_it_compiles_where_compiled_code_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    njit = numba.njit
+
+    def nowhere_to_write(**options: Any) -> Callable[[Any], Any]:
+        def compile_it(function: Any) -> Any:
+            if options.pop("cache", False):
+                raise RuntimeError("cannot cache function: no locator available")
+            return njit(**options)(function)
+
+        return compile_it
+
+    monkeypatch.setattr(numba, "njit", nowhere_to_write)
+    assert _compiled(lambda value: value + value)(3) == 6
