@@ -113,10 +113,8 @@ def training_note(summary: dict[str, Any]) -> str:
         pulls = f"temporal consistency {last['consistency']:.2g} and novelty {last['novelty']:.2g}"
         terms.append(f"{pulls} steered to LRU hits {wanted} %")
     if wants["foreseen"] is not None:
-        wanted = f"{100 * wants['foreseen']:g} %"
-        terms.append(
-            f"foresight {last['foresight']:.2g} steered to {wanted} of experts foreseen by a companion"
-        )
+        wanted = f"{100 * wants['foreseen']:g} % of experts foreseen {wants['ahead']} ahead"
+        terms.append(f"foresight {last['foresight']:.2g} steered to {wanted} by a companion")
     tokens = summary["progress"]["tokens"] / 1e6
     return f"trained on {tokens:.0f} M tokens, router terms: {', '.join(terms)}"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -132,71 +132,61 @@ def one_step_scores(models: Sequence[GroupModel], trace: Trace, origins: Origins
     return np.concatenate(parts, axis=1)
 
 
-def recall_rows(
-    recalls: Sequence[Recall], probe: tuple[float, float], shuffled_probe: float, *, prefix: str, note: str
-) -> list[Row]:
-    """Rows of the predictor, with rivals and both probes beside it.
+class Probed(NamedTuple):
+    """Recall of Transformer probes, one step ahead."""
 
-    `probe`: recall of the probe at k and at k + 3; `shuffled_probe`: at k, of one that was taught and tested
-    on shuffled steps.
-    """
+    at_k: float
+    at_k3: float
+    shuffled_at_k: float
+    """Of a probe that was taught and tested on shuffled steps."""
+
+
+def recall_rows(recalls: Sequence[Recall], probed: Probed, *, prefix: str, note: str) -> list[Row]:
+    """Rows of the predictor, with rivals and both probes beside it."""
     found = {(recall.predictor, recall.distance): recall for recall in recalls}
     near, far = found["mamba2", 1], found["mamba2", FAR]
-
-    def rivals(distance: int) -> str:
-        return ", ".join(
-            f"{name} {found[name, distance].at_k3:.3f}" for name in ("first-order", "persistence", "static")
-        )
-
     drop = 100 * (near.at_k3 - far.at_k3)
-    share = near.at_k3 / probe[1]
+    probe = f"Transformer probe {probed.at_k3:.3f}"
+    true_order = f"probe on the true order {probed.at_k:.3f}, static {found['static', 1].at_k:.3f}"
+    first_order = found["first-order", 1].at_k3
+
+    def share(name: str, value: float, reference: str | None = None, **about: str) -> Row:
+        return Row(id=f"{prefix}recall_{name}", value=value, unit="share", reference=reference, **about)
+
     return [
-        Row(
-            id=f"{prefix}recall_k",
-            value=near.at_k,
-            unit="share",
-            reference=f"probe {probe[0]:.3f}",
-            note=note,
-        ),
-        Row(id=f"{prefix}recall_k3", value=near.at_k3, unit="share", target=">=0.9", reference=rivals(1)),
-        Row(id=f"{prefix}recall_2k", value=near.at_2k, unit="share"),
-        Row(id=f"{prefix}recall_k3_8", value=far.at_k3, unit="share", reference=rivals(FAR)),
+        share("k", near.at_k, f"probe {probed.at_k:.3f}", note=note),
+        share("k3", near.at_k3, _rivals(found, 1), target=">=0.9"),
+        share("2k", near.at_2k),
+        share("k3_8", far.at_k3, _rivals(found, FAR)),
         Row(id=f"{prefix}recall_drop_8", value=drop, unit="points", target="<=4", note="at k + 3"),
-        Row(
-            id=f"{prefix}recall_k3_of_probe",
-            value=share,
-            unit="ratio",
-            target=">=0.97",
-            reference=f"Transformer probe {probe[1]:.3f}",
-        ),
-        Row(
-            id=f"{prefix}recall_k_shuffled",
-            value=shuffled_probe,
-            unit="share",
-            reference=f"probe on the true order {probe[0]:.3f}, static {found['static', 1].at_k:.3f}",
-            note="a probe taught and tested on steps in random order",
-        ),
-        Row(id=f"{prefix}recall_k3_first_order", value=found["first-order", 1].at_k3, unit="share"),
+        share("k3_of_probe", near.at_k3 / probed.at_k3, probe, target=">=0.97"),
+        share("k_shuffled", probed.shuffled_at_k, true_order, note="probe of steps in random order"),
+        share("k3_first_order", first_order, note="conditional statistics of adjacent tokens"),
     ]
+
+
+def _rivals(found: Mapping[tuple[str, int], Recall], distance: int) -> str:
+    names = ("first-order", "persistence", "static")
+    return ", ".join(f"{name} {found[name, distance].at_k3:.3f}" for name in names)
 
 
 def learn(
     lesson: Lesson, student: Student, tell: Callable[[str], Callable[[TrainingProgress], None]]
-) -> tuple[list[GroupModel], list[Recall], tuple[float, float], float]:
-    """Models on the device, their recalls, the probe's at k and k + 3, the shuffled probe's at k."""
+) -> tuple[list[GroupModel], list[Recall], Probed]:
+    """Models on the device, their recalls, and the probes'."""
     trace, split = lesson.trace, lesson.split
     models = student.teach(lesson, tell("mamba2"))
     prober = student._replace(options=_for_probe(student.options))
     origins = find_origins(trace, split.test, stride=STRIDE)
     truth = trace.topk[origins.tokens + 1]
     said = one_step_scores(prober.probe(lesson, tell("probe")), trace, origins)
-    probe = recall_at(said, truth, trace.top_k), recall_at(said, truth, trace.top_k + 3)
+    at_k, at_k3 = (recall_at(said, truth, count) for count in (trace.top_k, trace.top_k + 3))
     mixed = Lesson(shuffled(trace), split)
     said = one_step_scores(prober.probe(mixed, tell("probe, shuffled")), mixed.trace, origins)
-    blind = recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k)
+    probed = Probed(at_k, at_k3, recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k))
     counted = split.train[:COUNTED]
     recalls = measure_recall(models, trace, train=counted, test=split.test, stride=STRIDE)
-    return models, recalls, probe, blind
+    return models, recalls, probed
 
 
 def _for_probe(options: TrainingOptions) -> TrainingOptions:
@@ -264,13 +254,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         learning_rate=options.rate,
     )
     student = Student(options.width, teaching, options.device)
-    models, recalls, probe, blind = learn(lesson, student, _teller)
+    models, recalls, probed = learn(lesson, student, _teller)
     keep(options.out, models, lesson, info, recalls)
     # rows without a flavour in their id are the matched trace's of the main shape
     prefix = row_prefix(options.flavour, options.shape).replace("matched_", "")
     tested, learned = len(lesson.split.test), len(lesson.split.train)
     note = f"{info.decoding} held-out text, {tested} documents; learned from {learned} of training text"
-    rows = recall_rows(recalls, probe, blind, prefix=prefix, note=note)
+    rows = recall_rows(recalls, probed, prefix=prefix, note=note)
     ResultFile.write(f"predictors_{options.shape}_{options.flavour}", rows, folder=options.results)
 
 

@@ -20,8 +20,7 @@ from transformers import Qwen3MoeForCausalLM
 from bench.models.streams import Stream
 from bench.routing import RoutingFacts
 from bench.traces.forward import hidden_states
-from bench.traces.terms import RouterTap, expectations
-from hetero_scheduler.predict.mamba2_model import GroupModel
+from bench.traces.terms import Companion, RouterTap
 from hetero_scheduler.simulator.fast import replay_cache
 from hetero_scheduler.simulator.scenario import Scenario, pool_ranges
 from hetero_scheduler.simulator.use_scores import use_scores
@@ -85,7 +84,7 @@ class Watcher:
     """Looks at one model. Windows are `[rows, length + 1]`, on the model's device."""
 
     def __init__(
-        self, model: Qwen3MoeForCausalLM, tap: RouterTap, windows: Tensor, companion: GroupModel | None = None
+        self, model: Qwen3MoeForCausalLM, tap: RouterTap, windows: Tensor, companion: Companion | None = None
     ) -> None:
         self._model, self._tap, self._windows, self._companion = model, tap, windows, companion
         self._beside = ThreadPoolExecutor(1)
@@ -100,11 +99,7 @@ class Watcher:
             logits = self._model.lm_head(hidden_states(self._model, self._windows[:, :-1]))
         loss = F.cross_entropy(logits.float().flatten(0, 1), self._windows[:, 1:].flatten())
         routing = self._tap.take(len(self._windows))
-        foreseen = None
-        if self._companion is not None:
-            best = expectations(self._companion, routing).topk(routing.chosen.shape[-1] + 3, dim=-1).indices
-            truth = routing.chosen[:, :, 1:].permute(1, 2, 0, 3)
-            foreseen = float((truth[..., :, None] == best[..., None, :]).any(-1).float().mean())
+        foreseen = None if self._companion is None else float(self._companion.recall(routing))
         topk = routing.chosen.flatten(1, 2).transpose(0, 1).to(torch.int16).cpu().numpy()
         experts = routing.logits.shape[-1]
         return self._beside.submit(_judge, topk, experts, loss=float(loss), foreseen=foreseen)

@@ -14,8 +14,7 @@ from bench.models.model import ROUTER_Z
 from bench.traces.forward import hidden_states
 from bench.traces.look import Look
 from bench.traces.steering import Steering
-from bench.traces.terms import RouterTap, balance_loss, expectations, foresight_loss, kept_share
-from hetero_scheduler.predict.mamba2_model import GroupModel
+from bench.traces.terms import Companion, RouterTap, balance_loss, foresight_loss, kept_share
 
 BALANCE = Steering(wanted=0.965, coefficient=0.02, gain=15.0, least=5e-3, most=1.0, slack=0.004)
 CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.5)
@@ -36,6 +35,8 @@ class Wants:
     """Hits in percent at the residencies of `look.LOOKED_AT`."""
     foreseen: float | None = None
     """Share of experts among the companion's k + 3 best."""
+    ahead: int = 1
+    """Steps from the last routing that the companion has seen to the one it foresees."""
 
 
 class Coefficients:
@@ -88,7 +89,7 @@ class Objective:
         model: Qwen3MoeForCausalLM,
         tap: RouterTap,
         coefficients: Coefficients,
-        companion: GroupModel | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self._model, self._tap, self._companion = model, tap, companion
         self._values = coefficients.values
@@ -107,7 +108,7 @@ class Objective:
             loss = loss - self._values["consistency"] * (kept + _TINY).log().mean()
             loss = loss + self._values["novelty"] * kept.mean()
         if self._companion is not None:
-            expected = expectations(self._companion, routing)
+            expected = self._companion.expect(routing)
             loss = loss + self._values["foresight"] * foresight_loss(expected.detach(), routing.logits)
             loss = loss + COMPANION_RATE * foresight_loss(expected, routing.logits.detach())
         return loss, cross_entropy.detach()

@@ -22,9 +22,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from bench.models.fast_forward import install_fast_forward
-from bench.models.streams import load_streams
+from bench.models.streams import Stream, load_streams
 from bench.traces.documents import Tokens, choose_documents
 from bench.traces.forward import hidden_states
+from bench.traces.look import LOOKED_AT, lru_hits
 from bench.traces.terms import RouterTap
 from hetero_runtime import __version__
 from hetero_runtime.prediction.fingerprint import config_sha256
@@ -34,6 +35,10 @@ from hetero_scheduler.trace import Trace
 END, PAD = 0, 1
 TEMPERATURE = 0.8
 _AT_ONCE = 64
+_SHORTEST = 64
+"""Tokens of the shortest document that is listened to."""
+_TOLD = 4096
+"""Tokens of a trace whose LRU hits are told."""
 
 
 class Listener:
@@ -121,17 +126,37 @@ def record(
     trace = listener.listen(documents)
     write_trace(out / f"{name}.safetensors", trace, info)
     facts = RoutingFacts.of(trace)
+    hits = "/".join(f"{lru_hits(trace.topk[:_TOLD], trace.num_experts, part):.1f}" for part in LOOKED_AT)
     print(
         f"{name}: {trace.num_tokens:,} tokens, {len(documents)} documents, load entropy "
-        f"{facts.load_entropy:.3f}, same expert again {100 * facts.persistence:.0f} % (by chance "
-        f"{100 * facts.by_chance:.0f} %)",
+        f"{facts.load_entropy:.3f}, LRU hits {hits} %, same expert again {100 * facts.persistence:.0f} % (by "
+        f"chance {100 * facts.by_chance:.0f} %)",
         flush=True,
     )
     return trace
 
 
+def record_all(listener: Listener, streams: Sequence[Stream], options: argparse.Namespace) -> None:
+    """All three traces, as the command line asks for them."""
+    length, seed = options.length, options.seed
+    for name, count in (("learning", options.learning), ("heldout", options.heldout)):
+        is_held_out = name == "heldout"
+        documents = choose_documents(
+            streams, count, length=length, shortest=min(_SHORTEST, length), is_held_out=is_held_out, seed=seed
+        )
+        info = listener.describe(decoding="teacher-forced", seed=0, num_new=0, cut=length)
+        record(listener, documents, options.out, info, name=name)
+    prompt, num_new = options.prompt, length - options.prompt
+    prompts = choose_documents(
+        streams, options.sampled, length=prompt, shortest=prompt, is_held_out=True, seed=seed + 1
+    )
+    written = listener.go_on(prompts, num_new=num_new, seed=seed)
+    info = listener.describe(decoding="sampled", seed=seed, num_new=num_new, cut=prompt)
+    record(listener, written, options.out, info, name="sampled")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record all three."""
+    """Read the model and the texts, and record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,32 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     _, streams = load_streams(options.tokens, options.tokens, 0)
-    listener = Listener(options.model)
-    shortest = min(64, options.length)
-    for name, count in (("learning", options.learning), ("heldout", options.heldout)):
-        documents = choose_documents(
-            streams,
-            count,
-            length=options.length,
-            shortest=shortest,
-            is_held_out=name == "heldout",
-            seed=options.seed,
-        )
-        info = listener.describe(decoding="teacher-forced", seed=0, num_new=0, cut=options.length)
-        record(listener, documents, options.out, info, name=name)
-    # other held-out documents than above: their seed is another
-    prompts = choose_documents(
-        streams,
-        options.sampled,
-        length=options.prompt,
-        shortest=options.prompt,
-        is_held_out=True,
-        seed=options.seed + 1,
-    )
-    num_new = options.length - options.prompt
-    written = listener.go_on(prompts, num_new=num_new, seed=options.seed)
-    info = listener.describe(decoding="sampled", seed=options.seed, num_new=num_new, cut=options.prompt)
-    record(listener, written, options.out, info, name="sampled")
+    record_all(Listener(options.model), streams, options)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
     z            squared log-sum-exp: keeps router logits small
     kept         probability left on the experts of the last four tokens: with 128 experts, top-8, what a
                  cache of a quarter would hold. -log of it is *consistency*, itself it is *novelty*
-    foresight    KL from what a Mamba2 companion expected of this token, having seen the routing before it
+    foresight    KL from what a Mamba2 companion expected of this token, some steps ahead, of past routing
 
 The last two are what a big model's routing has by itself and a small one's has less of. Consistency makes
 routing repeat and novelty makes it change, so between them they set LRU hits. Foresight makes routing follow
-from its own history, repeated or not, so it sets what a predictor can know. The companion learns along with
-the model, as the other half of the term.
+from its own history, repeated or not, so it sets what a predictor can know, and how far ahead. The companion
+learns along with the model, as the other half of the term.
 """
 
 from __future__ import annotations
@@ -88,26 +88,35 @@ def kept_share(probabilities: Tensor, chosen: Tensor) -> Tensor:
     return probabilities[:, :, 1:].masked_fill(~recent, 0.0).sum(-1)
 
 
-def make_companion(geometry: Geometry, width: int = 128) -> GroupModel:
-    """The model that foresees a geometry's routing, all layers at once, freshly initialised."""
-    sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
-    return GroupModel(GroupShape(geometry.layers, geometry.experts, geometry.top_k, 1, sizes))
+class Companion(GroupModel):
+    """Foresees a model's routing `ahead` steps from what it was so far, all layers at once."""
 
+    def __init__(self, geometry: Geometry, *, ahead: int = 1, width: int = 128) -> None:
+        """`width`: hidden features, a multiple of 32."""
+        sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
+        super().__init__(GroupShape(geometry.layers, geometry.experts, geometry.top_k, 1, sizes))
+        self.ahead = ahead
 
-def expectations(companion: GroupModel, routing: Routing) -> Tensor:
-    """Logits of the companion for every step but the first, `[batch, steps - 1, layers, experts]`."""
-    logits, chosen = (part.detach().permute(1, 2, 0, 3) for part in routing)
-    with torch.autocast(logits.device.type, enabled=False):
-        states = activation_state(logits, chosen)[:, :-1]
-        expected: Tensor = companion(states, companion.initial_state(len(states)))[0]
-    return expected
+    def expect(self, routing: Routing) -> Tensor:
+        """Logits for every step but the first `ahead`, `[batch, steps - ahead, layers, experts]`, float32."""
+        logits, chosen = (part.detach().permute(1, 2, 0, 3) for part in routing)
+        with torch.autocast(logits.device.type, enabled=False):
+            states = activation_state(logits, chosen)[:, : -self.ahead]
+            expected: Tensor = self(states, self.initial_state(len(states)))[0]
+        return expected
+
+    def recall(self, routing: Routing) -> Tensor:
+        """Share of the chosen experts among the k + 3 that were expected most, a scalar."""
+        best = self.expect(routing).topk(routing.chosen.shape[-1] + 3, dim=-1).indices
+        truth = routing.chosen[:, :, self.ahead :].permute(1, 2, 0, 3)
+        return (truth[..., :, None] == best[..., None, :]).any(-1).float().mean()
 
 
 def foresight_loss(expected: Tensor, logits: Tensor) -> Tensor:
     """KL(what routers say ‖ what was expected), mean over tokens and layers; draws both to each other.
 
-    `expected` as `expectations` gives it, `logits` `[layers, batch, steps, experts]`.
+    `expected` as a companion gives it, of the last steps of `logits` `[layers, batch, steps, experts]`.
     """
-    said = logits[:, :, 1:].permute(1, 2, 0, 3).log_softmax(-1)
+    said = logits[:, :, -expected.shape[1] :].permute(1, 2, 0, 3).log_softmax(-1)
     divergence: Tensor = F.kl_div(expected.float().log_softmax(-1), said, reduction="none", log_target=True)
     return divergence.sum(-1).mean()

@@ -34,7 +34,7 @@ from bench.traces.captured import CapturedStep, Step
 from bench.traces.look import Look, Watcher, held_windows
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.shapes import SHAPES
-from bench.traces.terms import RouterTap, make_companion
+from bench.traces.terms import Companion, RouterTap
 
 STATE = "state.pt"
 
@@ -63,7 +63,9 @@ class Trainer:
         self.model = build_model(geometry, device)
         if device.type == "cuda":
             install_fast_forward(self.model)
-        self.companion = None if wants.foreseen is None else make_companion(geometry).to(device)
+        self.companion: Companion | None = None
+        if wants.foreseen is not None:
+            self.companion = Companion(geometry, ahead=wants.ahead).to(device)
         self.coefficients = Coefficients(wants, device)
         self.progress, self.looks = Progress(), list[dict[str, Any]]()
         training = [stream for stream in streams if not stream.is_held_out]
@@ -218,8 +220,8 @@ def summary(trainer: Trainer, shape: str) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line, train, keep."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -229,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, required=True, help="training time, start-up not counted")
     parser.add_argument("--lru", type=float, nargs=2, help="LRU hits in percent wanted at 25 and 45 %%")
     parser.add_argument("--foreseen", type=float, help="share of experts that a companion shall foresee")
+    parser.add_argument("--ahead", type=int, default=Wants.ahead, help="steps that the companion foresees")
     parser.add_argument("--entropy", type=float, default=Wants.entropy)
     parser.add_argument("--start-from", type=Path, help="folder of a finished run to begin with")
     parser.add_argument(
@@ -240,12 +243,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=Run.peak_rate)
     parser.add_argument("--look-seconds", type=float, default=Run.look_seconds)
     parser.add_argument("--seed", type=int, default=Run.seed)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train and keep."""
+    options = make_parser().parse_args(arguments)
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     geometry = SHAPES[options.shape]
     _, streams = load_streams(options.tokens, options.tokens, geometry.vocab_size)
-    wants = Wants(options.entropy, options.lru and tuple(options.lru), options.foreseen)
+    wants = Wants(options.entropy, options.lru and tuple(options.lru), options.foreseen, options.ahead)
     run = Run(
         seconds=options.seconds,
         batch=options.batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hetero_scheduler.simulator import Scenario, simulate
 from tests.bench.traces.test_compact import INFO, make_trace
 from tests.bench.traces.test_pack import stream
 
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "looks": [{"balance": 0.1, "consistency": 0.03, "novelty": 0.001, "foresight": 0.02}],
     "wants": {"entropy": 0.965, "lru": [72, 87], "foreseen": None},
     "progress": {"tokens": 5e7},
@@ -54,9 +55,9 @@ def test_training_is_told_in_words() -> None:
         "trained on 50 M tokens, router terms: balance 0.1, temporal consistency 0.03 and novelty 0.001 "
         "steered to LRU hits 72/87 %"
     )
-    foreseen = {**SUMMARY, "wants": {"lru": None, "foreseen": 0.9}}
+    foreseen = {**SUMMARY, "wants": {"lru": None, "foreseen": 0.9, "ahead": 8}}
     assert training_note(foreseen).endswith(
-        "foresight 0.02 steered to 90 % of experts foreseen by a companion"
+        "foresight 0.02 steered to 90 % of experts foreseen 8 ahead by a companion"
     )
 
 

@@ -8,13 +8,12 @@ import torch
 from bench.models.model import Geometry, build_model, router_balance
 from bench.traces.terms import (
     RECENT,
+    Companion,
     RouterTap,
     Routing,
     balance_loss,
-    expectations,
     foresight_loss,
     kept_share,
-    make_companion,
 )
 
 TINY = Geometry(
@@ -75,16 +74,33 @@ def test_what_was_expected_is_foreseen() -> None:
     assert foresight_loss(expected.flip(-1), logits) > 0.1
 
 
-def test_expectations_see_the_past_alone() -> None:
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_companion_sees_the_past_alone(ahead: int) -> None:
+    """Steps 6 and 7 are changed; the first expectation that may notice is of step 6 + `ahead`."""
     torch.manual_seed(0)
-    companion = make_companion(TINY, width=32)
-    logits = torch.randn(2, 1, 6, 8)
-    before = expectations(companion, routing(logits, 2))
-    logits[:, :, 4:] = torch.randn(2, 1, 2, 8)
-    after = expectations(companion, routing(logits, 2))
-    assert before.shape == (1, 5, 2, 8)
-    assert torch.equal(before[:, :4], after[:, :4])
-    assert not torch.equal(before[:, 4], after[:, 4])
+    companion = Companion(TINY, ahead=ahead, width=32)
+    logits = torch.randn(2, 1, 8 + ahead, 8)
+    before = companion.expect(routing(logits, 2))
+    logits[:, :, 6:8] = torch.randn(2, 1, 2, 8)
+    after = companion.expect(routing(logits, 2))
+    assert before.shape == (1, 8, 2, 8)
+    assert torch.equal(before[:, :6], after[:, :6])
+    assert not torch.equal(before[:, 6], after[:, 6])
+
+
+def test_recall_is_of_the_steps_that_were_expected() -> None:
+    companion = Companion(TINY, ahead=2, width=32)
+    said = routing(torch.randn(2, 3, 9, 8), 2)
+    with torch.no_grad():
+        companion.head.weight.zero_()
+        companion.head.bias.zero_().view(2, 8)[:, :5] += 1  # k + 3 of 8: the same five are always expected
+    expected = (said.chosen[:, :, 2:] < 5).float().mean()
+    assert companion.recall(said) == pytest.approx(float(expected))
+
+
+def test_foresight_compares_with_the_last_steps() -> None:
+    logits = torch.randn(2, 3, 9, 8)
+    assert foresight_loss(logits[:, :, 4:].permute(1, 2, 0, 3), logits) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_tap_hears_every_router_and_forgets() -> None:

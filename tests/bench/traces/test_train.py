@@ -14,14 +14,14 @@ from bench.models.model import build_model
 from bench.models.streams import Stream
 from bench.traces.forward import hidden_states
 from bench.traces.objective import Coefficients, Objective, Wants
-from bench.traces.terms import RouterTap, make_companion
+from bench.traces.terms import Companion, RouterTap
 from bench.traces.train import STATE, Run, Trainer, fit, summary
 from tests.bench.traces.test_pack import stream
 from tests.bench.traces.test_terms import TINY
 
 CPU = torch.device("cpu")
 RUN = Run(seconds=1.5, batch=4, length=16, looked_length=16, look_seconds=0.3)
-MATCHED = Wants(lru=(60.0, 80.0), foreseen=0.9)
+MATCHED = Wants(lru=(60.0, 80.0), foreseen=0.9, ahead=2)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_objective_in_half_precision_as_on_a_gpu(wants: Wants) -> None:
     torch.manual_seed(0)
     model = build_model(TINY, CPU)
     install_fast_forward(model)
-    companion = None if wants.foreseen is None else make_companion(TINY, width=32)
+    companion = None if wants.foreseen is None else Companion(TINY, width=32)
     objective = Objective(model, RouterTap(model), Coefficients(wants, CPU), companion)
     with torch.autocast("cpu", torch.bfloat16):
         loss, cross_entropy = objective(torch.randint(0, 64, (3, 17)))
@@ -60,7 +60,7 @@ def test_objective_in_half_precision_as_on_a_gpu(wants: Wants) -> None:
 def test_foresight_teaches_the_companion_and_pulls_the_routers_apart() -> None:
     """What the coefficient scales is the pull alone."""
     torch.manual_seed(0)
-    model, companion = build_model(TINY, CPU), make_companion(TINY, width=32)
+    model, companion = build_model(TINY, CPU), Companion(TINY, width=32)
     coefficients = Coefficients(MATCHED, CPU)
     objective = Objective(model, RouterTap(model), coefficients, companion)
     windows, gradients = torch.randint(0, 64, (3, 17)), []
