@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hetero_gpu import SlabCache
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan import read_geometry
@@ -149,6 +151,42 @@ def test_a_text_given_up_leaves_a_sound_engine(foreseen: Path, monkeypatch: pyte
             engine.generate(PROMPTS[2], timeout_s=0.0, **OPTIONS)
         engine.check()
         assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone
+
+
+def test_a_prefetch_that_fails_ends_one_request_alone(
+    foreseen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier = imagine_link(monkeypatch, 0.5)
+    submit, prefetch = copier.submit, SlabCache.prefetch
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError("the link is down")
+
+    def prefetch_over_a_broken_link(self: SlabCache, *arguments: Any, **options: Any) -> bool:
+        copier.submit = failing  # type: ignore[method-assign]
+        try:
+            return prefetch(self, *arguments, **options)
+        finally:
+            copier.submit = submit  # type: ignore[method-assign]
+
+    with load(foreseen, "cpu", {"residency": 0.3}) as engine:
+        alone = engine.generate(PROMPTS[0], **OPTIONS).token_ids
+        with monkeypatch.context() as broken:
+            broken.setattr(SlabCache, "prefetch", prefetch_over_a_broken_link)
+            with pytest.raises(OSError, match="the link is down"):
+                engine.generate(PROMPTS[1], **OPTIONS)
+        engine.check()
+        assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone
+
+
+def test_more_threads_than_places(foreseen: Path) -> None:
+    with load(foreseen, "cpu", {"residency": 0.3}) as engine:
+        alone = [engine.generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
+        with ThreadPoolExecutor(len(PROMPTS)) as threads:
+            asked = [threads.submit(engine.generate, prompt, **OPTIONS) for prompt in PROMPTS]
+        assert [one.result().token_ids for one in asked] == alone
+        engine.check()
+        assert engine.stats().active_rows == 0
 
 
 # ---- which predictor
