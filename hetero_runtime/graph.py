@@ -22,6 +22,7 @@ from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
+from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
@@ -52,7 +53,7 @@ def capture(
     `prefetch_extra`: experts that are guessed for the next layer beyond top-k, to be prefetched; None
     prefetches nothing.
     """
-    device, top_k = parts.slabs.memory.device, _top_k(parts.model)
+    device, top_k = parts.slabs.memory.device, router_top_k(parts.model)
     spare = 0 if prefetch_extra is None else MOST_OUTSTANDING
     _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
@@ -115,11 +116,6 @@ def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int, spare: int) 
         f"a layer has {min(sizes)} slabs, and {rows} rows can need {num_experts} experts of it at once"
         f"{beside}; set memory.slabs={needed * num_pools} or more, or fewer execution.max_rows"
     )
-
-
-def _top_k(model: Any) -> int:
-    text = model.config.get_text_config(decoder=True)
-    return int(getattr(text, "num_experts_per_tok", 0) or text.top_k)
 
 
 def _for_prompts(
