@@ -1,0 +1,81 @@
+"""Activations in memory, for the compiled job: packing, single values, the gate (`activations`)."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="call-arg, attr-defined, var-annotated"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from hetero_cpu_kernels.addresses import bits_of, float_of, pointer
+
+_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
+
+
+@_jit
+def value_at(layout, row, position):
+    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles."""
+    if layout.unit == 0:
+        return layout.at + row * layout.row_bytes + 4 * position
+    if layout.unit == 1:
+        return layout.at + row * layout.row_bytes + 2 * position
+    group = layout.at + (row >> 4) * 16 * layout.row_bytes
+    return group + (position >> 1) * 64 + (row & 15) * 4 + (position & 1) * 2
+
+
+@_jit
+def store_value(unit, address, value):
+    """A float32, or rounded to the nearest bfloat16, ties to even."""
+    if unit == 0:
+        carray(pointer(address), 1, np.float32)[0] = value
+    else:
+        bits = bits_of(value)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        carray(pointer(address), 1, np.uint16)[0] = np.uint16(rounded)
+
+
+@_jit
+def pack(layout, source, columns, source_row, row, block):
+    """One block of a row of `source` (float32, flat, `columns` a row) into `row`; zero behind the end."""
+    order = carray(pointer(layout.order_at), layout.block, np.int64)
+    start = block * layout.block
+    for p in range(min(layout.block, layout.padded - start)):
+        column = start + order[p]
+        value = source[source_row * columns + column] if column < columns else np.float32(0.0)
+        store_value(layout.unit, value_at(layout, row, start + p), value)
+
+
+@_jit
+def write_activation(layout, pair, column, value):
+    """Column `column` of the row that a pair reads."""
+    place = carray(pointer(layout.place_at), layout.block, np.int64)
+    row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
+    within = column % layout.block
+    store_value(layout.unit, value_at(layout, row, column - within + place[within]), value)
+
+
+@_jit
+def read_activation(layout, pair, column):
+    """What the kernels multiply the weights of a column with."""
+    place = carray(pointer(layout.place_at), layout.block, np.int64)
+    row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
+    within = column % layout.block
+    address = value_at(layout, row, column - within + place[within])
+    if layout.unit == 0:
+        return carray(pointer(address), 1, np.float32)[0]
+    half = np.uint32(carray(pointer(address), 1, np.uint16)[0])
+    return float_of(np.uint32(half << np.uint32(16)))
+
+
+@_jit
+def gated(gate, g, u, limit, alpha):
+    """`form.Gate` of one output. Gates: 0 silu, 1 clamped_silu, 2 gpt_oss."""
+    one = np.float32(1.0)
+    if gate != 0:
+        bound = np.float32(limit)
+        g = bound if g > bound else g
+        u = bound if u > bound else (-bound if u < -bound else u)
+    if gate == 2:
+        return g / (one + np.exp(-np.float32(alpha) * g)) * (u + one)
+    return g / (one + np.exp(-g)) * u

@@ -1,0 +1,55 @@
+"""How activations lie in memory, so that no kernel ever moves a lane.
+
+    float32   [tokens, padded]              blocks in the order of `encodings`
+    pairs     [tokens, padded] bfloat16     word l of a block: what lane l of its two vectors holds
+    tiles     [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is one pair of columns
+
+`padded` columns are whole blocks; those behind the end are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_cpu_kernels.experts.rows import Rows
+from hetero_cpu_kernels.experts.targets import Unit
+
+TILE = 16
+"""Tokens, rows, or words of a row, in a full tile."""
+_TILE_COLUMNS = 2 * TILE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of activations with `columns` columns. `order[p]`: which column of a block lies at its position p."""
+
+    unit: Unit
+    columns: int
+    order: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Rows, lanes: int, unit: Unit) -> Layout:
+        """For products with `rows`, or with what `panel` makes of them."""
+        order = rows.order(lanes)  # [vectors, lanes]
+        if unit != "float32" and not rows.is_paired:
+            order = order.reshape(-1, 2, lanes).swapaxes(1, 2)
+        return cls(unit, rows.matrix.cols, np.ascontiguousarray(order.reshape(-1)))
+
+    @property
+    def place(self) -> npt.NDArray[np.int64]:
+        """The position in its block of each column of it."""
+        return np.argsort(self.order)
+
+    @property
+    def padded(self) -> int:
+        """Columns with the zeros behind them."""
+        block = max(self.order.size, _TILE_COLUMNS if self.unit == "tiles" else 1)
+        return -(-self.columns // block) * block
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.padded * (4 if self.unit == "float32" else 2)

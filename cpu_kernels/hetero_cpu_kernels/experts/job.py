@@ -1,0 +1,185 @@
+"""The compiled job: one layer's experts, each worker with its share of the rows.
+
+    1  activations into the kernels' layouts          | all workers meet
+    2  up projection and gate, rows of I by worker    | all workers meet
+    3  down projection, columns of the output by worker
+
+Every number has one worker that computes it, in an order that does not depend on how many workers there are:
+a row's columns from first to last, a token's experts as they are listed. So the bits do not depend on it
+either, nor on timing.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="call-arg, attr-defined, var-annotated"
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numba import carray, cfunc, njit
+
+from hetero_cpu_kernels.addresses import pointer
+from hetero_cpu_kernels.experts.activation_memory import gated, pack, write_activation
+from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
+from hetero_cpu_kernels.experts.project import Task, project
+from hetero_cpu_kernels.pool.doorbell import meet
+
+ABANDONED = 1
+"""Status of a worker that another's failure set free."""
+
+_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
+
+
+@_jit
+def share(total, grain, index, count):
+    """First and end of a worker's part of `total`, in multiples of `grain`."""
+    units = (total + grain - 1) // grain
+    return min(total, units * index // count * grain), min(total, units * (index + 1) // count * grain)
+
+
+@_jit
+def _pack(plan, index, count):
+    hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
+    tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
+    few, many = plan.up.few, plan.up.many
+    if plan.has_few:
+        blocks = few.padded // few.block
+        for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
+            pack(few, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
+    if not plan.has_many:
+        return
+    blocks = (many.padded + many.block - 1) // many.block
+    if many.unit == 2:
+        rows = carray(pointer(many.rows_at), plan.num_pairs, np.int64)
+        for unit in range(*share(plan.num_pairs * blocks, 1, index, count)):
+            pair = unit // blocks
+            pack(many, hidden, plan.hidden, tokens[pair], rows[pair], unit % blocks)
+    else:
+        for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
+            pack(many, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
+
+
+@_jit
+def _run_rows(num_tokens):
+    """Rows at a time: small enough that a second block of tokens finds them in the cache."""
+    return FEW_RUN if num_tokens <= 4 else MANY_RUN
+
+
+@_jit
+def _grain(num_tokens):
+    """Shares of many tokens are whole tiles."""
+    return 16 if num_tokens > FEW_TOKENS else 1
+
+
+@_jit
+def _task(plan, index, expert, begin, rows):
+    """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    records = carray(pointer(plan.records_at), plan.num_experts, np.int64)
+    scratch = plan.scratch_at + index * plan.scratch_bytes
+    results = scratch + ARGUMENT_BYTES
+    tiles = results + 4 * plan.results
+    panel = tiles + 4 * plan.tile_results
+    num_tokens = bounds[expert + 1] - bounds[expert]
+    return Task(
+        records[expert], bounds[expert], num_tokens, begin, rows, results, rows, scratch, tiles, panel
+    )
+
+
+@_jit
+def _beside(task, begin, offset, stride):
+    """The same with other rows, whose results start `offset` floats later."""
+    return Task(
+        task.record,
+        task.first_pair,
+        task.num_tokens,
+        begin,
+        task.rows,
+        task.results_at + 4 * offset,
+        stride,
+        task.arguments_at,
+        task.tiles_at,
+        task.panel_at,
+    )
+
+
+@_jit
+def _run_up(plan, index, count):
+    """Gate outputs of this worker's rows, for all experts; which part it takes turns with the expert."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    for expert in range(plan.num_experts):
+        num_tokens = bounds[expert + 1] - bounds[expert]
+        first, end = share(plan.inner, _grain(num_tokens), (index + expert) % count, count)
+        run = _run_rows(num_tokens)
+        for begin in range(first, end, run):
+            rows = min(run, end - begin)
+            if plan.is_interleaved:
+                project(plan.up, _task(plan, index, expert, 2 * begin, 2 * rows))
+            else:
+                task = _task(plan, index, expert, begin, rows)
+                project(plan.up, _beside(task, begin, 0, 2 * rows))
+                project(plan.up, _beside(task, plan.inner + begin, rows, 2 * rows))
+            _activate(plan, _task(plan, index, expert, begin, rows))
+
+
+@_jit
+def _activate(plan, task):
+    """Gate and up of a task's rows, `[tokens, 2 * rows]`, to the inputs of the down projection."""
+    results = carray(pointer(task.results_at), task.num_tokens * 2 * task.rows, np.float32)
+    step, offset = (2, 1) if plan.is_interleaved else (1, task.rows)
+    for t in range(task.num_tokens):
+        for r in range(task.rows):
+            at = t * 2 * task.rows + r * step
+            value = gated(plan.gate, results[at], results[at + offset], plan.limit, plan.alpha)
+            if task.num_tokens > FEW_TOKENS:
+                write_activation(plan.down.many, task.first_pair + t, task.begin + r, value)
+            else:
+                write_activation(plan.down.few, task.first_pair + t, task.begin + r, value)
+
+
+@_jit
+def _run_down(plan, index, count):
+    """This worker's columns of the output: every expert's rows, weighted and added in the order listed."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    out = carray(pointer(plan.out_at), (plan.num_tokens, plan.hidden), np.float32)
+    first, end = share(plan.hidden, 16 if plan.has_many else 1, index, count)
+    for token in range(plan.num_tokens):
+        out[token, first:end] = np.float32(0.0)
+    for expert in range(plan.num_experts):
+        run = _run_rows(bounds[expert + 1] - bounds[expert])
+        for begin in range(first, end, run):
+            task = _task(plan, index, expert, begin, min(run, end - begin))
+            project(plan.down, task)
+            _add_weighted(plan, task, out)
+
+
+@_jit
+def _add_weighted(plan, task, out):
+    """Add a task's results to its columns of the output."""
+    tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
+    weights = carray(pointer(plan.weights_at), plan.num_pairs, np.float32)
+    results = carray(pointer(task.results_at), (task.num_tokens, task.rows), np.float32)
+    for t in range(task.num_tokens):
+        pair = task.first_pair + t
+        for r in range(task.rows):
+            out[tokens[pair], task.begin + r] += weights[pair] * results[t, r]
+
+
+def _experts_job(plan_at, index, count):
+    """`pool.doorbell`'s job for a `PLAN`."""
+    plan = carray(pointer(plan_at), 1, PLAN)[0]
+    _pack(plan, index, count)
+    if not meet(plan.control, count):
+        return ABANDONED
+    _run_up(plan, index, count)
+    if not meet(plan.control, count):
+        return ABANDONED
+    _run_down(plan, index, count)
+    return 0
+
+
+@functools.cache
+def compile_job():
+    """The job, compiled; its `address` is good as long as it lives. Takes seconds, once a process."""
+    return cfunc("int64(int64, int64, int64)", error_model="numpy")(_experts_job)

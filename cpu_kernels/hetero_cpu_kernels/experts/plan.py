@@ -1,0 +1,97 @@
+"""One call's work as the compiled job reads it: records of 64-bit numbers, most of them addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_cpu_kernels.experts.program import Program
+
+FEW_TOKENS = 8
+"""An expert with more tokens decodes its rows once for all of them."""
+FEW_RUN = 512
+"""Rows that up to `TOKENS_AT_ONCE` tokens are computed with before their results are used."""
+MANY_RUN = 32
+"""Rows of a panel: in the second-level cache, with a block of tokens in the first."""
+
+FLOAT_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2}
+GATE_CODES = {"silu": 0, "clamped_silu": 1, "gpt_oss": 2}
+
+
+def _record(*names: str) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+LAYOUT = _record("unit", "at", "order_at", "place_at", "block", "padded", "row_bytes", "rows_at")
+"""`activations.Layout` at an address. `rows_at`: int64 [pairs], which of its rows each pair reads."""
+
+PROJECTION = np.dtype(
+    [
+        *((name, np.int64) for name in ("rows", "cols", "few_1", "few_2", "few_4")),
+        *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles")),
+        *((name, np.int64) for name in ("is_direct", "offset", "dense_row_bytes")),
+        *((name, np.int64) for name in ("bias_offset", "bias_encoding")),
+        *((name, np.int64) for name in ("is_packed", "first_element", "table_at", "escapes_at")),
+        ("few", LAYOUT),
+        ("many", LAYOUT),
+    ]
+)
+"""One matrix: its kernels, and its input's layouts for few and for many tokens."""
+
+PLAN = np.dtype(
+    [
+        *((name, np.int64) for name in ("control", "num_tokens", "num_experts", "hidden", "inner")),
+        *((name, np.int64) for name in ("has_few", "has_many", "num_pairs")),
+        *((name, np.int64) for name in ("hidden_at", "out_at", "records_at", "bounds_at")),
+        *((name, np.int64) for name in ("tokens_at", "weights_at")),
+        *((name, np.int64) for name in ("scratch_at", "scratch_bytes", "results", "tile_results")),
+        *((name, np.int64) for name in ("gate", "is_interleaved")),
+        ("limit", np.float64),
+        ("alpha", np.float64),
+        ("up", PROJECTION),
+        ("down", PROJECTION),
+    ]
+)
+"""One call. `results`, `tile_results`: float32 values of each worker's scratch, in front of its panel."""
+
+ARGUMENT_BYTES = 64 + 8 * 1024
+"""Of a worker's scratch: what a kernel is called with, and addresses of the tokens' activations."""
+MOST_TOKENS = 1024
+"""Tokens of one expert in one call."""
+
+
+CALL_FIELDS = (
+    *("num_tokens", "num_experts", "num_pairs", "has_few", "has_many"),
+    *("hidden_at", "out_at", "records_at", "bounds_at", "tokens_at", "weights_at"),
+    *("scratch_at", "scratch_bytes", "results", "tile_results"),
+    *("up.few.at", "up.few.rows_at", "up.many.at", "up.many.rows_at"),
+    *("down.few.at", "down.few.rows_at", "down.many.at", "down.many.rows_at"),
+)
+"""What changes from call to call, in the order in which a call writes it."""
+
+
+def word_of(path: str) -> int:
+    """Which 64-bit word of a `PLAN` a field is, such as `up.few.at`."""
+    kind, offset = PLAN, 0
+    for name in path.split("."):
+        fields = kind.fields
+        assert fields is not None, f"{path} leads into a number"
+        kind, start = fields[name][:2]
+        offset += start
+    return offset // 8
+
+
+def address_of(array: npt.NDArray[np.generic]) -> int:
+    """Where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[int, int, int]:
+    """`results`, `tile_results` and bytes of each worker's scratch, for experts of up to so many tokens."""
+    results = max(2 * FEW_RUN * 4, 2 * MANY_RUN * most_tokens)
+    groups = -(-most_tokens // 16)
+    tile_results = MANY_RUN * 16 * groups if programs[0].many.unit == "tiles" else 0
+    panel = MANY_RUN * max(program.many.row_bytes for program in programs)
+    total = ARGUMENT_BYTES + 4 * (results + tile_results) + panel
+    return results, tile_results, -(-total // 4096) * 4096

@@ -1,0 +1,102 @@
+"""The instruction sets that the kernels are compiled for: parameters of one source.
+
+    name          lanes   one token          many tokens
+    avx2            8     float32            float32
+    avx512         16     float32            float32
+    avx512_bf16    16     float32            bfloat16 pairs (vdpbf16ps)
+    amx            16     float32            bfloat16 tiles (tdpbf16ps)
+    neon            4     float32            float32
+
+One token is bound by memory, so it always computes in float32. For many tokens weights and activations
+are rounded to bfloat16 where an instruction multiplies those.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero_cpu_kernels.isa import executes
+
+Unit = Literal["float32", "pairs", "tiles"]
+"""What multiplies: lanes of float32, pairs of bfloat16 in each lane, or tiles of such pairs."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What LLVM compiles for, and what the kernels choose by it."""
+
+    name: str
+    machine: str
+    """`platform.machine()` of the processors that may have it."""
+    needs: tuple[str, ...]
+    """Names of `instructions` that must execute."""
+    triple: str
+    cpu: str
+    features: str
+    lanes: int
+    """float32 lanes of a vector."""
+    rows: int
+    """Weight rows that a kernel reads side by side."""
+    many: Unit = "float32"
+    """What multiplies when an expert has many tokens."""
+
+
+_X86 = "x86_64-unknown-linux-gnu"
+_V4 = ("avx2", "avx512f")
+_BF16 = "+avx512bf16"
+
+TARGETS = (
+    Target("avx2", "x86_64", ("avx2",), _X86, "x86-64-v3", "", lanes=8, rows=2),
+    Target("avx512", "x86_64", _V4, _X86, "x86-64-v4", "", lanes=16, rows=4),
+    Target(
+        "avx512_bf16",
+        "x86_64",
+        (*_V4, "avx512_bf16"),
+        _X86,
+        "x86-64-v4",
+        _BF16,
+        lanes=16,
+        rows=4,
+        many="pairs",
+    ),
+    Target(
+        "amx",
+        "x86_64",
+        (*_V4, "amx_bf16"),
+        _X86,
+        "x86-64-v4",
+        "+amx-tile,+amx-bf16",
+        lanes=16,
+        rows=4,
+        many="tiles",
+    ),
+    Target("neon", "aarch64", ("neon",), "aarch64-unknown-linux-gnu", "generic", "+neon", lanes=4, rows=4),
+)
+"""For each machine in rising order of speed."""
+
+
+def target(name: str) -> Target:
+    """The target of that name. Raises ValueError for a name that is not in the table."""
+    for entry in TARGETS:
+        if entry.name == name:
+            return entry
+    raise ValueError(f"unknown target {name!r}; known: {', '.join(entry.name for entry in TARGETS)}")
+
+
+def is_executable(entry: Target) -> bool:
+    """Whether this machine executes all that the target needs, by trying it."""
+    machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
+    return machine == entry.machine and all(executes(name) for name in entry.needs)
+
+
+@functools.cache
+def best_target() -> Target:
+    """The fastest target that executes here. Raises RuntimeError where none does."""
+    for entry in reversed(TARGETS):
+        if is_executable(entry):
+            return entry
+    needed = ", ".join(sorted({entry.needs[0] for entry in TARGETS}))
+    raise RuntimeError(f"the expert kernels need one of {needed}, and this processor executes none of them")

@@ -1,0 +1,112 @@
+"""How workers wait for a job, for each other, and how a caller waits for them: spin first, then sleep.
+
+    control   a few 64-bit words, each on a cache line of its own
+
+    RING        number of jobs handed out; workers sleep on it
+    DONE        workers that finished the job; the caller sleeps on it
+    ARRIVED     arrivals at the job's barriers
+    FAILED      first status of the job that was not 0
+    IDLE        workers asleep
+    FUNCTION    address of the job: int64 job(int64 plan, int64 index, int64 count), 0 when it went well
+    PLAN        its first argument
+    STOPPED     1: the next ring ends the workers
+
+A caller writes FUNCTION and PLAN, clears DONE, ARRIVED and FAILED, then rings: RING is written last. A worker
+that is about to sleep first counts itself in IDLE and then looks at RING again, so no ring is missed.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="call-arg, attr-defined, var-annotated"
+
+from __future__ import annotations
+
+from numba import njit
+
+from hetero_cpu_kernels.addresses import (
+    add_to_word,
+    call_job,
+    load_word,
+    pause,
+    sleep_while,
+    store_word,
+    wake_sleepers,
+    yield_processor,
+)
+
+LINE_BYTES = 64
+RING, DONE, ARRIVED, FAILED, IDLE, FUNCTION, PLAN, STOPPED = (LINE_BYTES * line for line in range(8))
+CONTROL_BYTES = 8 * LINE_BYTES
+
+_IMPATIENT_SPINS = 4000
+"""Looks at a barrier before the processor is offered to others: more threads than cores must not hang."""
+
+
+@njit(nogil=True)
+def _await_ring(control, served, spins):
+    for _ in range(spins):
+        if load_word(control + RING) != served:
+            return
+        pause()
+    while load_word(control + RING) == served:
+        add_to_word(control + IDLE, 1)
+        if load_word(control + RING) == served:
+            sleep_while(control + RING, served, 0)
+        add_to_word(control + IDLE, -1)
+
+
+@njit("int64(int64, int64, int64, int64)", nogil=True)
+def serve(control, index, count, spins):
+    """A worker's life: jobs from the first ring until it is stopped. Returns the number of jobs."""
+    served = 0
+    while True:
+        _await_ring(control, served, spins)
+        if load_word(control + STOPPED) != 0:
+            return served
+        served += 1
+        status = call_job(load_word(control + FUNCTION), load_word(control + PLAN), index, count)
+        if status != 0 and load_word(control + FAILED) == 0:
+            store_word(control + FAILED, status)
+        if add_to_word(control + DONE, 1) == count - 1:
+            wake_sleepers(control + DONE)
+
+
+@njit("void(int64, int64, int64)", nogil=True)
+def ring(control, function, plan):
+    """Hand a job to all workers. The one before it must be finished."""
+    store_word(control + FUNCTION, function)
+    store_word(control + PLAN, plan)
+    store_word(control + DONE, 0)
+    store_word(control + ARRIVED, 0)
+    store_word(control + FAILED, 0)
+    add_to_word(control + RING, 1)
+    if load_word(control + IDLE) > 0:
+        wake_sleepers(control + RING)
+
+
+@njit("boolean(int64, int64, int64, int64)", nogil=True)
+def await_done(control, count, spins, timeout_at):
+    """Whether all workers finished, after spinning and at most one sleep of `timeout_at`."""
+    for _ in range(spins):
+        if load_word(control + DONE) == count:
+            return True
+        pause()
+    done = load_word(control + DONE)
+    if done != count:
+        sleep_while(control + DONE, done, timeout_at)
+    return load_word(control + DONE) == count
+
+
+@njit(nogil=True)
+def meet(control, count):
+    """Wait, inside a job, until all workers are here. False when one of them failed before."""
+    arrived = add_to_word(control + ARRIVED, 1)
+    goal = (arrived // count + 1) * count
+    spins = 0
+    while load_word(control + ARRIVED) < goal:
+        if load_word(control + FAILED) != 0:
+            return False
+        pause()
+        spins += 1
+        if spins > _IMPATIENT_SPINS:
+            yield_processor()
+    return True

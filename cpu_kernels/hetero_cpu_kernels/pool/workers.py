@@ -1,0 +1,146 @@
+"""Persistent workers: threads that sleep in compiled code until a job rings, and cost nothing meanwhile.
+
+    pool = WorkerPool.create()
+    pool.submit(job.address, plan_address)    # returns at once
+    pool.wait()                               # raises what went wrong
+
+A job is a compiled function `int64 job(int64 plan, int64 index, int64 count)` that every worker runs with its
+own index. It takes no Python lock, so workers run beside the interpreter, and beside torch's threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hetero_cpu_kernels.pool import doorbell
+from hetero_cpu_kernels.pool.placement import place_workers
+from hetero_cpu_kernels.topology import read_topology
+
+_SPINS = 20_000
+"""Looks at the doorbell before a thread sleeps: 0.2 to 1 ms, longer than a step's pause between layers."""
+_WAIT_NS = 100_000_000
+"""A sleeping caller returns to Python so often, to see signals."""
+
+
+class WorkerError(RuntimeError):
+    """A worker reported a failure. The pool stays usable."""
+
+
+class WorkerPool:
+    """Workers bound to processors. Any thread may call; one job runs at a time."""
+
+    def __init__(self, cpus: Sequence[int], *, spins: int = _SPINS) -> None:
+        """Start a worker on each of `cpus`. Raises OSError for one that this process may not use."""
+        if not cpus:
+            raise ValueError("a pool needs at least one processor")
+        self.cpus = tuple(cpus)
+        self._spins = spins
+        self._words = np.zeros(doorbell.CONTROL_BYTES + doorbell.LINE_BYTES, dtype=np.uint8)
+        self.control = -(-self._words.ctypes.data // doorbell.LINE_BYTES) * doorbell.LINE_BYTES
+        self._timeout = np.array([0, _WAIT_NS], dtype=np.int64)
+        self._busy = threading.Lock()
+        self._failures: Mapping[int, str] = {}
+        self._is_closed = False
+        self._errors: list[BaseException] = []
+        started = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._work, args=(i, started), name=f"expert-worker-{i}", daemon=True)
+            for i in range(len(cpus))
+        ]
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            started.acquire()
+        if self._errors:
+            self.close()
+            raise self._errors[0]
+
+    @classmethod
+    def create(cls, num_threads: int | None = None) -> WorkerPool:
+        """A pool placed on this machine's cores (`placement`)."""
+        return cls(place_workers(read_topology(), num_threads))
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.cpus)
+
+    def submit(self, job: int, plan: int, *, failures: Mapping[int, str] | None = None) -> None:
+        """Start a job; waits while another caller's runs. What `plan` points to must live until `wait`.
+
+        `job`: its address. `failures`: what each status other than 0 means. Raises RuntimeError when the pool
+        is closed.
+        """
+        self._busy.acquire()
+        if self._is_closed:
+            self._busy.release()
+            raise RuntimeError("the worker pool is closed")
+        self._failures = failures or {}
+        doorbell.ring(self.control, job, plan)
+
+    def wait(self) -> None:
+        """Return when the submitted job is finished by all workers. Raises WorkerError when one failed."""
+        assert self._busy.locked(), "wait without a submitted job"
+        try:
+            while not self._is_done():
+                pass
+        finally:
+            while not self._is_done():  # interrupted: what the plan points to must still outlive the job
+                pass
+            status, failures = self._take_outcome()
+        if status:
+            raise WorkerError(failures.get(status, f"a worker ended its job with status {status}"))
+
+    def run(self, job: int, plan: int, *, failures: Mapping[int, str] | None = None) -> None:
+        """`submit` and `wait`."""
+        self.submit(job, plan, failures=failures)
+        self.wait()
+
+    def close(self) -> None:
+        """End the workers, after the running job. A second call does nothing."""
+        with self._busy:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._words_view()[doorbell.STOPPED // 8] = 1
+            doorbell.ring(self.control, 0, 0)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_outcome(self) -> tuple[int, Mapping[int, str]]:
+        """The finished job's status and what it may mean; the next job may start."""
+        outcome = int(self._words_view()[doorbell.FAILED // 8]), self._failures
+        self._busy.release()
+        return outcome
+
+    def _words_view(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        start = self.control - self._words.ctypes.data
+        return self._words[start : start + doorbell.CONTROL_BYTES].view(np.int64)
+
+    def _is_done(self) -> bool:
+        return bool(
+            doorbell.await_done(self.control, self.num_workers, self._spins, self._timeout.ctypes.data)
+        )
+
+    def _work(self, index: int, started: threading.Semaphore) -> None:
+        try:
+            if hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, {self.cpus[index]})  # of this thread only
+        except OSError as error:
+            self._errors.append(error)
+        finally:
+            started.release()
+        doorbell.serve(self.control, index, self.num_workers, self._spins)

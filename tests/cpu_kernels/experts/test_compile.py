@@ -1,0 +1,43 @@
+"""Every format compiles for every target, for machines that are not here too, to the right instructions."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero_cpu_kernels.experts.native import assembly
+from hetero_cpu_kernels.experts.program import Program
+from hetero_cpu_kernels.experts.targets import TARGETS, Target, best_target, is_executable, target
+from tests.cpu_kernels.experts.records import FORMATS, make_form
+
+MNEMONICS = {
+    "avx2": ("vfmadd", "%ymm"),
+    "avx512": ("vfmadd", "%zmm"),
+    "avx512_bf16": ("vdpbf16ps", "%zmm"),
+    "amx": ("tdpbf16ps", "tileloadd", "ldtilecfg"),
+    "neon": ("fmla", ".4s"),
+}
+ABSENT = {"avx2": ("%zmm",), "avx512": ("vdpbf16ps", "tdpbf16ps"), "amx": ("vdpbf16ps",)}
+
+
+@pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("name", FORMATS)
+def test_code_is_the_targets(entry: Target, name: str) -> None:
+    form = make_form(name, 128, 64)
+    text = assembly(Program.write(form, form.up, entry).module, entry)
+    assert all(mnemonic in text for mnemonic in MNEMONICS[entry.name])
+    assert not [mnemonic for mnemonic in ABSENT.get(entry.name, ()) if mnemonic in text]
+
+
+def test_odd_rows_compile_everywhere() -> None:
+    form = make_form("int4", 70, 34)
+    for entry in TARGETS:
+        assert assembly(Program.write(form, form.down, entry).module, entry)
+
+
+def test_the_best_target_executes() -> None:
+    assert is_executable(best_target())
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown target 'avx1024'; known: avx2"):
+        target("avx1024")

@@ -1,0 +1,180 @@
+"""A layer's experts against the reference: every format, target, gate and number of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hetero_cpu_kernels.experts import TARGETS, CpuExperts, ExpertForm, Target, is_executable, target
+from hetero_cpu_kernels.experts import layer as layer_module
+from hetero_cpu_kernels.experts import tiles as tiles_module
+from hetero_cpu_kernels.experts.layer import Routing
+from hetero_cpu_kernels.pool import WorkerPool
+from tests.cpu_kernels.experts import emulated_tiles
+from tests.cpu_kernels.experts.records import (
+    FORMATS,
+    layer_reference,
+    make_form,
+    random_record,
+    random_routing,
+    relative_error,
+)
+
+MOST_ERROR = {"float32": 2e-6, "pairs": 6e-3, "tiles": 6e-3}
+"""Of the root mean square. bfloat16 keeps 8 bits of weights and activations."""
+SHAPES = {"[256,128]": (256, 128, "silu", False), "[70,34]+bias": (70, 34, "gpt_oss", True)}
+COUNTS = [1, 2, 7, 8, 9, 40, 64]
+TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, WorkerPool]]:
+    """By number of workers; they share processors where there are fewer."""
+    cpus = sorted(os.sched_getaffinity(0))
+    pools = {n: WorkerPool([cpus[i % len(cpus)] for i in range(n)], spins=100) for n in (1, 2, 3)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture(params=TARGETS, ids=lambda entry: entry.name)
+def executed(request: pytest.FixtureRequest) -> Target:
+    entry: Target = request.param
+    if not is_executable(entry):
+        pytest.skip(f"{entry.name} does not execute here: compiled only, by test_compile.py")
+    return entry
+
+
+@dataclasses.dataclass
+class Case:
+    """Random experts of a form, a routing, and what comes out."""
+
+    form: ExpertForm
+    hidden: np.ndarray
+    bank: np.ndarray
+    routing: Routing
+    reference: np.ndarray
+
+    @classmethod
+    def make(cls, form: ExpertForm, counts: list[int], num_tokens: int) -> Case:
+        rng = np.random.default_rng(1)
+        records = [random_record(form, rng) for _ in counts]
+        hidden = rng.standard_normal((num_tokens, form.hidden)).astype(np.float32)
+        routing = random_routing(form, counts, num_tokens, rng)
+        reference = layer_reference(hidden, [plain for plain, _ in records], form, routing)
+        return cls(form, hidden, np.concatenate([packed for _, packed in records]), routing, reference)
+
+    def run(self, experts: CpuExperts) -> np.ndarray:
+        out = np.full(self.hidden.shape, np.nan, dtype=np.float32)
+        experts.run(self.hidden, self.bank, routing=self.routing, out=out)
+        return out
+
+
+def check(case: Case, experts: CpuExperts) -> None:
+    """Few tokens are computed in float32 whatever the target; many as it multiplies."""
+    error = relative_error(case.run(experts), case.reference)
+    assert error < MOST_ERROR[experts.target.many], f"relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_formats(pools: dict[int, WorkerPool], executed: Target, name: str, shape: str) -> None:
+    hidden, inner, gate, has_bias = SHAPES[shape]
+    if name == "packed" and hidden % 64:
+        pytest.skip("packed rows are whole blocks of 64 columns: refused, by test_form.py")
+    form = make_form(name, hidden, inner, gate=gate, has_bias=has_bias)
+    experts = CpuExperts(form, pools[2], target=executed)
+    check(Case.make(form, COUNTS, TOKENS), experts)
+    few = Case.make(form, [1, 1, 1], 1)
+    assert relative_error(few.run(experts), few.reference) < MOST_ERROR["float32"]
+
+
+@pytest.mark.parametrize("gate", ["clamped", "gpt_oss"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+def test_gates_and_biases_of_bfloat16(
+    pools: dict[int, WorkerPool], executed: Target, gate: str, has_bias: bool
+) -> None:
+    form = make_form("bfloat16", 96, 48, gate=gate, has_bias=has_bias)
+    check(Case.make(form, [3, 17], 20), CpuExperts(form, pools[1], target=executed))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 9, 15, 63, 512], ids=lambda n: f"{n}-tokens")
+def test_numbers_of_tokens(pools: dict[int, WorkerPool], executed: Target, tokens: int) -> None:
+    form = make_form("int8", 64, 48)
+    check(Case.make(form, [tokens, tokens], tokens), CpuExperts(form, pools[2], target=executed))
+
+
+@pytest.mark.parametrize("name", ["packed", "fp4"])
+def test_bits_do_not_depend_on_the_number_of_workers(
+    pools: dict[int, WorkerPool], executed: Target, name: str
+) -> None:
+    form = make_form(name, 320, 192, gate="silu")
+    case = Case.make(form, [1, 5, 33, 12], 40)
+    outs = [case.run(CpuExperts(form, pool, target=executed)) for pool in pools.values()]
+    assert all(np.array_equal(out, outs[0]) for out in outs[1:])
+
+
+def test_bits_do_not_depend_on_what_else_is_called(pools: dict[int, WorkerPool], executed: Target) -> None:
+    form = make_form("bfloat16", 64, 32)
+    experts = CpuExperts(form, pools[2], target=executed)
+    small, large = Case.make(form, [1, 2], 2), Case.make(form, [64, 30], 64)
+    first = small.run(experts)
+    large.run(experts)
+    assert np.array_equal(small.run(experts), first)
+
+
+@pytest.mark.skipif(not is_executable(target("avx512")), reason="the code around tiles needs AVX-512")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_tiles_with_emulated_instructions(
+    pools: dict[int, WorkerPool], monkeypatch: pytest.MonkeyPatch, name: str, shape: str
+) -> None:
+    """All of the amx target but the tile instructions themselves, on any machine with AVX-512."""
+    hidden, inner, gate, has_bias = SHAPES[shape]
+    if name == "packed" and hidden % 64:
+        pytest.skip("packed rows are whole blocks of 64 columns: refused, by test_form.py")
+    emulated_tiles.install()
+    monkeypatch.setattr(tiles_module, "_PREFIX", emulated_tiles.PREFIX)
+    monkeypatch.setattr(layer_module, "request_amx", lambda: "")
+    form = make_form(name, hidden, inner, gate=gate, has_bias=has_bias)
+    experts = CpuExperts(form, pools[1], target=dataclasses.replace(target("amx"), features=""))
+    check(Case.make(form, [9, 40, 1, 33], 40), experts)
+
+
+def test_what_does_not_fit_is_refused(pools: dict[int, WorkerPool]) -> None:
+    form = make_form("bfloat16", 64, 32)
+    case = Case.make(form, [1, 2], 3)
+    experts = CpuExperts(form, pools[1])
+    routing = case.routing
+
+    def run(**changes: object) -> None:
+        arrays = {"hidden": case.hidden, "bank": case.bank, "routing": routing, "out": case.hidden.copy()}
+        arrays |= changes
+        experts.run(arrays.pop("hidden"), arrays.pop("bank"), **arrays)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="hidden is float64"):
+        run(hidden=case.hidden.astype(np.float64))
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        run(hidden=np.asfortranarray(case.hidden))
+    with pytest.raises(ValueError, match="out 2"):
+        run(out=case.hidden[:2].copy())
+    with pytest.raises(ValueError, match="outside of the bank"):
+        run(routing=routing._replace(offsets=routing.offsets + 4096))
+    with pytest.raises(ValueError, match="rows outside of the 3"):
+        run(routing=routing._replace(tokens=routing.tokens + 3))
+    with pytest.raises(ValueError, match="0 or 3 tokens"):
+        run(routing=routing._replace(bounds=np.array([0, 0, 3])))
+    with pytest.raises(ValueError, match=r"routing\.weights is float64"):
+        run(routing=routing._replace(weights=routing.weights.astype(np.float64)))
+
+
+def test_no_experts_give_zeros(pools: dict[int, WorkerPool]) -> None:
+    form = make_form("bfloat16", 64, 32)
+    none = Routing(*(np.zeros(n, np.int64) for n in (0, 1, 0)), np.zeros(0, np.float32))
+    out = np.full((2, 64), np.nan, np.float32)
+    CpuExperts(form, pools[2]).run(np.ones_like(out), np.zeros(64, np.uint8), routing=none, out=out)
+    assert not out.any()
