@@ -6,7 +6,7 @@ What does not allow it is no error: decoding stays eager, and the reason is logg
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
