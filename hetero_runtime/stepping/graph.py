@@ -87,6 +87,7 @@ class GraphStepper(Stepper):
         """Hand out the oldest round, with another one under way meanwhile."""
         self._sweep()
         shares = self._under_way[0].shares if self._under_way else self._wanted()
+        assert shares, "a request was asked for more than its max_tokens"
         num_tokens, num_passes = sum(shares.values()), max(shares.values())
         try:
             with self._passes.inside(
