@@ -1,6 +1,7 @@
 """A trace small enough to be kept in a repository: what was chosen, and how strongly.
 
-    python -m bench.traces.compact TRACE OUT --megabytes 2
+    python -m bench.traces.compact TRACE.safetensors KEPT.trace.xz --megabytes 2
+    python -m bench.traces.compact KEPT.trace.xz TRACE.safetensors
 
 A token of 48 layers × 128 experts has 12 KB of router logits, of which a cache needs none and a predictor
 those of the 8 experts that were chosen (`hetero_scheduler/predict/activation.py`). Kept are, a layer:
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero_runtime.trace import TraceInfo, read_trace
+from hetero_runtime.trace import TraceInfo, read_trace, write_trace
 from hetero_runtime.trace.whole_file import write_whole
 from hetero_scheduler.trace import Trace
 
@@ -109,15 +110,18 @@ def read_compact(path: Path) -> tuple[Trace, TraceInfo]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trim one trace."""
+    """Trim one trace, or make a kept one whole for what reads trace files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("trace", type=Path)
-    parser.add_argument("out", type=Path, help="NAME.trace.xz")
-    parser.add_argument("--megabytes", type=float, default=2.0)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--megabytes", type=float, default=2.0, help="of a kept trace, at most")
     options = parser.parse_args(arguments)
-    trace, info = read_trace(options.trace)
+    trace, info = read_compact(options.trace)
+    if options.out.suffix == ".safetensors":
+        write_trace(options.out, trace, info)
+        return
     content = trim(trace, info, int(options.megabytes * 1e6))
     write_compact(options.out, content)
     kept, _ = decompress(content)

@@ -20,7 +20,7 @@ BALANCE = Steering(wanted=0.965, coefficient=0.02, gain=15.0, least=5e-3, most=1
 CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.5)
 NOVELTY = Steering(wanted=0.0, coefficient=1e-3, gain=0.08, most=1.0, slack=0.5)
 """Both: the points by which LRU hits are off, the mean over residencies; with the other sign for novelty."""
-FORESIGHT = Steering(wanted=0.92, coefficient=0.01, gain=4.0, most=1.0, slack=0.005)
+FORESIGHT = Steering(wanted=0.9, coefficient=0.02, gain=4.0, most=5.0, slack=0.005)
 COMPANION_RATE = 0.02
 """Weight of the companion's own learning: it learns alike however hard it pulls at the routers."""
 _TINY = 1e-6

@@ -17,9 +17,8 @@ from bench.traces.compact import (
     main,
     read_compact,
     trim,
-    write_compact,
 )
-from hetero_runtime.trace.file import TraceInfo, write_trace
+from hetero_runtime.trace.file import TraceInfo, read_trace, write_trace
 from hetero_scheduler.predict.activation import activation_state
 from hetero_scheduler.predict.mamba2_training import _check_choices
 from hetero_scheduler.predict.routing import chosen_experts
@@ -107,5 +106,8 @@ def test_command_keeps_a_trace_that_either_reader_reads(
     for name in ("whole.safetensors", "small.trace.xz"):
         read, _ = read_compact(tmp_path / name)
         assert np.array_equal(np.sort(read.topk), np.sort(trace.topk))
-    write_compact(tmp_path / "again.trace.xz", (tmp_path / "small.trace.xz").read_bytes())
+    main([str(tmp_path / "small.trace.xz"), str(tmp_path / "again.safetensors")])
+    again, info = read_trace(tmp_path / "again.safetensors")
+    assert info == INFO
+    assert np.array_equal(again.bounds, trace.bounds)
     assert not list(tmp_path.glob("*.unfinished"))
