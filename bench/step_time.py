@@ -22,7 +22,7 @@ KINDS = {
     "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append"),
     "products": ("nvjet", "gemm", "gemv", "cutlass", "splitK", "cublas", "_linear_"),
     "tables": ("_ensure_kernel", "_create_kernel", "_land_kernel"),
-    "misses": ("_gather_", "_decode_kernel", "Memcpy HtoD"),
+    "misses": ("_gather_", "_decode_kernel", "_await_kernel", "_unpack_kernel", "Memcpy HtoD"),
 }
 """Kind to what the name of a kernel contains; the first that fits counts. `products` are those outside of
 experts; `small` is norms, routers, residual additions, sampling."""

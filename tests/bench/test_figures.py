@@ -71,7 +71,10 @@ def test_start_is_what_assembling_an_engine_spends_on_capturing(monkeypatch: pyt
         return captured
 
     monkeypatch.setattr(graph, "capture", capture)
-    config: Any = SimpleNamespace(execution=SimpleNamespace(mode="graph", max_rows=1, max_length=8))
+    config: Any = SimpleNamespace(
+        execution=SimpleNamespace(mode="graph", max_rows=1, max_length=8),
+        prediction=SimpleNamespace(predictor="none"),
+    )
     parts: Any = SimpleNamespace(experts=[], orchestrator=SimpleNamespace(run_layer=None))
     with decode_case._captures_timed() as seconds:
         assert assembly._choose_mode(config, parts) is captured
