@@ -1,4 +1,4 @@
-"""Activations in memory, for the compiled job: packing, single values, the gate (`activations`)."""
+"""Activations in memory, for the compiled job: packing and single values. `activations` has the layouts."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 # mypy: disable-error-code="call-arg, attr-defined, var-annotated"
@@ -47,12 +47,15 @@ def pack(layout, source, columns, source_row, row, block):
 
 
 @_jit
-def write_activation(layout, pair, column, value):
-    """Column `column` of the row that a pair reads."""
+def write_activations(layout, pair, begin, values):
+    """Columns from `begin` on of the row that a pair reads. Blocks are a power of two wide."""
     place = carray(pointer(layout.place_at), layout.block, np.int64)
     row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
-    within = column % layout.block
-    store_value(layout.unit, value_at(layout, row, column - within + place[within]), value)
+    mask = layout.block - 1
+    for r in range(values.size):
+        within = (begin + r) & mask
+        position = begin + r - within + place[within]
+        store_value(layout.unit, value_at(layout, row, position), values[r])
 
 
 @_jit
@@ -60,22 +63,9 @@ def read_activation(layout, pair, column):
     """What the kernels multiply the weights of a column with."""
     place = carray(pointer(layout.place_at), layout.block, np.int64)
     row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
-    within = column % layout.block
+    within = column & (layout.block - 1)
     address = value_at(layout, row, column - within + place[within])
     if layout.unit == 0:
         return carray(pointer(address), 1, np.float32)[0]
     half = np.uint32(carray(pointer(address), 1, np.uint16)[0])
     return float_of(np.uint32(half << np.uint32(16)))
-
-
-@_jit
-def gated(gate, g, u, limit, alpha):
-    """`form.Gate` of one output. Gates: 0 silu, 1 clamped_silu, 2 gpt_oss."""
-    one = np.float32(1.0)
-    if gate != 0:
-        bound = np.float32(limit)
-        g = bound if g > bound else g
-        u = bound if u > bound else (-bound if u < -bound else u)
-    if gate == 2:
-        return g / (one + np.exp(-np.float32(alpha) * g)) * (u + one)
-    return g / (one + np.exp(-g)) * u

@@ -99,11 +99,11 @@ class Emitter:
         """The type of a vector of 32-bit integers."""
         return ir.VectorType(I32, self.lanes)
 
-    def splat(self, scalar: Any) -> Any:
-        """A vector of equal 32-bit lanes."""
-        kind = ir.VectorType(scalar.type, self.lanes)
+    def splat(self, scalar: Any, *, times: int = 1) -> Any:
+        """A vector of equal values, `times` as many as it has 32-bit lanes."""
+        kind = ir.VectorType(scalar.type, times * self.lanes)
         one = self.build.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-        mask = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
+        mask = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
         return self.build.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
 
     def word(self, number: int) -> Any:
@@ -128,17 +128,40 @@ class Emitter:
         """The same bits as float32."""
         return self.build.bitcast(words, self.floats)
 
-    def sum_lanes(self, vector: Any) -> Any:
-        """Sum of the lanes: halves are added until one is left."""
-        width = self.lanes
+    def sum_lanes(self, vectors: Sequence[Any]) -> Any:
+        """The sum of each vector's lanes, as one vector: of up to `lanes` vectors, a power of two of them.
+
+        Halves of a vector are added until one lane is left; while there are several vectors, two are added at
+        once. Each sum is the same to the bit whether its vector comes alone or with others.
+        """
+        width = self.lanes  # lanes that each vector still has
+        vectors = list(vectors)
         while width > 1:
             width //= 2
-            halves = [
-                self.build.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, width), list(lanes)))
-                for lanes in (range(width), range(width, 2 * width))
-            ]
-            vector = self.build.fadd(*halves)
-        return self.build.extract_element(vector, I32(0))
+            pairs = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(*vectors, None)]
+            vectors = [self._add_halves(first, second, width) for first, second in pairs]
+        return vectors[0]
+
+    def _add_halves(self, first: Any, second: Any, width: int) -> Any:
+        """First and second `width` lanes of each run of twice as many, added; runs of `second` come last."""
+        length = first.type.count * (1 if second is None else 2)
+        other = first if second is None else second
+        halves = []
+        for half in range(2):
+            lanes = [lane for lane in range(length) if lane // width % 2 == half]
+            mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+            halves.append(self.build.shuffle_vector(first, other, mask))
+        return self.build.fadd(*halves)
+
+    def part(self, vector: Any, first: int, count: int) -> Any:
+        """`count` lanes of a vector from `first` on, as a vector."""
+        mask = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
+        return self.build.shuffle_vector(vector, vector, mask)
+
+    def permute(self, table: Any, indices: Any) -> Any:
+        """Lane `indices[l] % 16` of 16 words of floats or integers, for each lane l (AVX-512)."""
+        kind = "sf" if table.type.element == F32 else "si"
+        return self.call(f"llvm.x86.avx512.permvar.{kind}.512", table.type, [table, indices])
 
     # Structure
 

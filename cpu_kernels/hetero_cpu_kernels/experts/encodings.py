@@ -45,17 +45,20 @@ class Decoder:
 
 
 def load_scale(emit: Emitter, encoding: str, address: Any) -> Any:
-    """One float32 from a scalar of a float encoding or e8m0."""
+    """A vector of equal lanes from a scalar of a float encoding or e8m0."""
     build = emit.build
     if encoding == "float32":
-        return emit.load(F32, address)
+        return emit.splat(emit.load(F32, address))
     if encoding == "float16":
-        return build.fpext(emit.load(F16, address), F32)
+        return emit.splat(build.fpext(emit.load(F16, address), F32))
+    # Narrow lanes are filled, and what a wide one has too much is masked off.
     if encoding == "bfloat16":
-        return build.bitcast(build.shl(build.zext(emit.load(I16, address), I32), I32(16)), F32)
-    bits = build.shl(build.zext(emit.load(I8, address), I32), I32(23))
-    least = I32(1 << 22)  # byte 0 is 2^-127, which float32 has only as a denormal
-    return build.bitcast(build.select(build.icmp_unsigned(">", bits, least), bits, least), F32)
+        halves = emit.splat(emit.load(I16, address), times=2)
+        return emit.as_floats(build.and_(build.bitcast(halves, emit.words), emit.word(0xFFFF0000)))
+    octets = build.bitcast(emit.splat(emit.load(I8, address), times=4), emit.words)
+    bits = build.and_(build.lshr(octets, emit.word(1)), emit.word(0x7F800000))
+    least = emit.word(1 << 22)  # byte 0 is 2^-127, which float32 has only as a denormal
+    return emit.as_floats(build.select(build.icmp_unsigned(">", bits, least), bits, least))
 
 
 def _float32(emit: Emitter, address: Any) -> list[Any]:
@@ -107,8 +110,7 @@ def _nibbles(table: tuple[int, ...]) -> Decode:
             low = build.zext(octets, emit.words)
             values = ir.Constant(emit.floats, [float(value) for value in table])
             codes = (low, build.lshr(low, emit.word(4)))
-            name = "llvm.x86.avx512.permvar.sf.512"  # looks at the lowest four bits only
-            return [emit.call(name, emit.floats, [values, code]) for code in codes]
+            return [emit.permute(values, code) for code in codes]
         four = ir.Constant(octets.type, [4] * emit.lanes)
         low = build.and_(octets, ir.Constant(octets.type, [15] * emit.lanes))
         looked = [_look_up(emit, table, code) for code in (low, build.lshr(octets, four))]

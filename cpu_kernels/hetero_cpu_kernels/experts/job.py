@@ -20,7 +20,8 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from hetero_cpu_kernels.addresses import pointer
-from hetero_cpu_kernels.experts.activation_memory import gated, pack, write_activation
+from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
+from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
 from hetero_cpu_kernels.pool.doorbell import meet
@@ -73,69 +74,102 @@ def _grain(num_tokens):
 
 
 @_jit
-def _task(plan, index, expert, begin, rows):
-    """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`."""
+def _task(plan, index, expert, begin, rows, next_expert, next_begin):
+    """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`; what it reads next."""
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     records = carray(pointer(plan.records_at), plan.num_experts, np.int64)
     scratch = plan.scratch_at + index * plan.scratch_bytes
-    results = scratch + ARGUMENT_BYTES
+    outputs = scratch + ARGUMENT_BYTES
+    results = outputs + 4 * FEW_RUN
     tiles = results + 4 * plan.results
-    panel = tiles + 4 * plan.tile_results
-    num_tokens = bounds[expert + 1] - bounds[expert]
     return Task(
-        records[expert], bounds[expert], num_tokens, begin, rows, results, rows, scratch, tiles, panel
+        record=records[expert],
+        first_pair=bounds[expert],
+        num_tokens=bounds[expert + 1] - bounds[expert],
+        begin=begin,
+        rows=rows,
+        next_record=records[next_expert],
+        next_begin=next_begin,
+        results_at=results,
+        stride=rows,
+        arguments_at=scratch,
+        outputs_at=outputs,
+        tiles_at=tiles,
+        panel_at=tiles + 4 * plan.tile_results,
     )
 
 
 @_jit
-def _beside(task, begin, offset, stride):
-    """The same with other rows, whose results start `offset` floats later."""
+def _beside(task, begin, rows, offset, next_record, next_begin):
+    """The same with other rows, whose results start `offset` floats later, `2 * task.rows` for a token."""
     return Task(
-        task.record,
-        task.first_pair,
-        task.num_tokens,
-        begin,
-        task.rows,
-        task.results_at + 4 * offset,
-        stride,
-        task.arguments_at,
-        task.tiles_at,
-        task.panel_at,
+        record=task.record,
+        first_pair=task.first_pair,
+        num_tokens=task.num_tokens,
+        begin=begin,
+        rows=rows,
+        next_record=next_record,
+        next_begin=next_begin,
+        results_at=task.results_at + 4 * offset,
+        stride=2 * task.rows,
+        arguments_at=task.arguments_at,
+        outputs_at=task.outputs_at,
+        tiles_at=task.tiles_at,
+        panel_at=task.panel_at,
     )
+
+
+@_jit
+def _up_share(plan, index, count, expert):
+    """Outputs of the gate that a worker computes; which part it takes turns with the expert."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    num_tokens = bounds[expert + 1] - bounds[expert]
+    return share(plan.inner, _grain(num_tokens), (index + expert) % count, count)
 
 
 @_jit
 def _run_up(plan, index, count):
-    """Gate outputs of this worker's rows, for all experts; which part it takes turns with the expert."""
+    """Gate outputs of this worker's rows, for all experts."""
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     for expert in range(plan.num_experts):
-        num_tokens = bounds[expert + 1] - bounds[expert]
-        first, end = share(plan.inner, _grain(num_tokens), (index + expert) % count, count)
-        run = _run_rows(num_tokens)
+        first, end = _up_share(plan, index, count, expert)
+        run = _run_rows(bounds[expert + 1] - bounds[expert])
         for begin in range(first, end, run):
             rows = min(run, end - begin)
-            if plan.is_interleaved:
-                project(plan.up, _task(plan, index, expert, 2 * begin, 2 * rows))
-            else:
-                task = _task(plan, index, expert, begin, rows)
-                project(plan.up, _beside(task, begin, 0, 2 * rows))
-                project(plan.up, _beside(task, plan.inner + begin, rows, 2 * rows))
-            _activate(plan, _task(plan, index, expert, begin, rows))
+            next_expert, next_begin = expert, begin + rows
+            if next_begin == end and expert + 1 < plan.num_experts:
+                next_expert = expert + 1
+                next_begin = _up_share(plan, index, count, next_expert)[0]
+            task = _task(plan, index, expert, begin, rows, next_expert, next_begin)
+            _run_gate_rows(plan, task)
+            _activate(plan, task)
+
+
+@_jit
+def _run_gate_rows(plan, task):
+    """Rows of gate and up for a task's outputs."""
+    begin, rows = task.begin, task.rows
+    if plan.is_interleaved:
+        after = 2 * task.next_begin
+        project(plan.up, _beside(task, 2 * begin, 2 * rows, 0, task.next_record, after))
+    else:
+        up_begin = plan.inner + begin
+        project(plan.up, _beside(task, begin, rows, 0, task.record, up_begin))
+        project(plan.up, _beside(task, up_begin, rows, rows, task.next_record, task.next_begin))
 
 
 @_jit
 def _activate(plan, task):
     """Gate and up of a task's rows, `[tokens, 2 * rows]`, to the inputs of the down projection."""
-    results = carray(pointer(task.results_at), task.num_tokens * 2 * task.rows, np.float32)
+    results = carray(pointer(task.results_at), (task.num_tokens, 2 * task.rows), np.float32)
+    outputs = carray(pointer(task.outputs_at), task.rows, np.float32)
     step, offset = (2, 1) if plan.is_interleaved else (1, task.rows)
     for t in range(task.num_tokens):
-        for r in range(task.rows):
-            at = t * 2 * task.rows + r * step
-            value = gated(plan.gate, results[at], results[at + offset], plan.limit, plan.alpha)
-            if task.num_tokens > FEW_TOKENS:
-                write_activation(plan.down.many, task.first_pair + t, task.begin + r, value)
-            else:
-                write_activation(plan.down.few, task.first_pair + t, task.begin + r, value)
+        apply_gate(plan.gate, results[t], outputs, step, offset, plan.limit, plan.alpha)
+        if task.num_tokens > FEW_TOKENS:
+            write_activations(plan.down.many, task.first_pair + t, task.begin, outputs)
+        else:
+            write_activations(plan.down.few, task.first_pair + t, task.begin, outputs)
 
 
 @_jit
@@ -149,7 +183,11 @@ def _run_down(plan, index, count):
     for expert in range(plan.num_experts):
         run = _run_rows(bounds[expert + 1] - bounds[expert])
         for begin in range(first, end, run):
-            task = _task(plan, index, expert, begin, min(run, end - begin))
+            rows = min(run, end - begin)
+            next_expert, next_begin = expert, begin + rows
+            if next_begin == end:
+                next_expert, next_begin = min(expert + 1, plan.num_experts - 1), first
+            task = _task(plan, index, expert, begin, rows, next_expert, next_begin)
             project(plan.down, task)
             _add_weighted(plan, task, out)
 

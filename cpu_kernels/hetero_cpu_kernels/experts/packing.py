@@ -8,9 +8,9 @@
     codes    a word has the codes of 2 x 4 elements: word j of a chunk those of elements 4j .. 4j+3 in its
              low half, those of the same four of the chunk's second half above
 
-    code 0        exponent 0: zeros, and denormals, which the kernels read as zeros
+    code 0        exponent 0: zeros and denormals
     code 1 .. 14  exponent base + code
-    code 15       escape: zero here, and added from the list afterwards
+    code 15       escape: zero (or a denormal) to the kernels, and added from the list afterwards
 
 Words are 32 bits, little-endian. So lane l of four vectors of word j + l holds elements 4(j + l) .. + 3.
 """

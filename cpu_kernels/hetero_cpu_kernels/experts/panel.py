@@ -16,8 +16,11 @@ from llvmlite import ir
 
 from hetero_cpu_kernels.experts.activations import Layout
 from hetero_cpu_kernels.experts.emitter import F32, I64, Emitter
-from hetero_cpu_kernels.experts.rows import Rows, load_factor, load_row_scale
+from hetero_cpu_kernels.experts.rows import Rows, load_block_scale, load_row_scale
 from hetero_cpu_kernels.experts.targets import Target
+
+_LINES_AHEAD = 32
+"""Rows follow each other, so what is asked for behind the end of one is the next."""
 
 
 def write_panel(module: ir.Module, name: str, *, rows: Rows, target: Target, layout: Layout) -> None:
@@ -44,6 +47,9 @@ class _Panel:
                 scale_row = load_row_scale(emit, self._rows, self._record, turn.index)
             num_blocks, rest = divmod(matrix.cols, self._block)
             with emit.loop(0, num_blocks * self._block, step=self._block) as inner:
+                self._rows.prefetch(
+                    emit, place, emit.add(inner.index, _LINES_AHEAD * self._rows.line_columns)
+                )
                 self._write_block(self._rows.vectors(emit, place, inner.index), inner.index, out, scale_row)
             start = num_blocks * self._block
             if rest:
@@ -54,7 +60,8 @@ class _Panel:
         emit, matrix = self._emit, self._rows.matrix
         if matrix.scales is not None:
             group = emit.build.udiv(column, I64(matrix.scales.block_cols))
-            factor = emit.splat(load_factor(emit, self._rows, scale_row, group))
+            scale = load_block_scale(emit, self._rows, scale_row, group)
+            factor = emit.build.fmul(scale, ir.Constant(emit.floats, [self._rows.factor] * emit.lanes))
             vectors = [emit.build.fmul(vector, factor) for vector in vectors]
         if self._layout.unit != "float32":
             pairs = zip(vectors[::2], vectors[1::2], strict=True)

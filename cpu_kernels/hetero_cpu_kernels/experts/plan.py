@@ -93,5 +93,5 @@ def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[
     groups = -(-most_tokens // 16)
     tile_results = MANY_RUN * 16 * groups if programs[0].many.unit == "tiles" else 0
     panel = MANY_RUN * max(program.many.row_bytes for program in programs)
-    total = ARGUMENT_BYTES + 4 * (results + tile_results) + panel
+    total = ARGUMENT_BYTES + 4 * (FEW_RUN + results + tile_results) + panel
     return results, tile_results, -(-total // 4096) * 4096

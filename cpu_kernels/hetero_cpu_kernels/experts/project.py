@@ -33,10 +33,15 @@ class Task(NamedTuple):
     num_tokens: int
     begin: int
     rows: int
+    next_record: int
+    """What this worker reads next: a record, and a row of the same matrix in it."""
+    next_begin: int
     results_at: int
     stride: int
     arguments_at: int
     """Of this worker's scratch: where a kernel's arguments are put."""
+    outputs_at: int
+    """Of this worker's scratch: one token's gated outputs."""
     tiles_at: int
     """Of this worker's scratch: where tiles leave their results."""
     panel_at: int
@@ -54,16 +59,15 @@ def project(matrix, task):
     if matrix.bias_offset >= 0:
         _add_bias(matrix, task)
     if matrix.is_packed:
-        _add_escapes(matrix, task)
+        _add_escapes(matrix, task, matrix.many if task.num_tokens > FEW_TOKENS else matrix.few)
 
 
 @_jit
 def _multiply_few(matrix, task):
     """Blocks of tokens times the record's rows."""
     arguments = carray(pointer(task.arguments_at), 8, np.int64)
-    arguments[0] = arguments[6] = task.record
-    arguments[1], arguments[2] = task.begin, task.begin + task.rows
-    arguments[7] = task.begin + task.rows
+    arguments[0], arguments[1], arguments[2] = task.record, task.begin, task.begin + task.rows
+    arguments[6], arguments[7] = task.next_record, task.next_begin
     table = _address_table(matrix.few, task)
     token = 0
     while token < task.num_tokens:
@@ -112,8 +116,8 @@ def _multiply_many(matrix, task, start, rows):
         _multiply_tiles(matrix, task, weights + offset + first * matrix.dense_row_bytes, start, rows)
         return
     arguments[0] = arguments[6] = weights
-    arguments[1], arguments[2] = first, first + rows
-    arguments[7] = first + rows
+    arguments[1] = arguments[7] = first
+    arguments[2] = first + rows
     table = _address_table(matrix.many, task)
     token = 0
     while token < task.num_tokens:
@@ -173,30 +177,24 @@ def _float_number(address, encoding, number):
 
 
 @_jit
-def _add_escapes(matrix, task):
+def _add_escapes(matrix, task, layout):
     """Elements that a packed record keeps in its list, in ascending order. `packing` has the format."""
     table = task.record + matrix.table_at
     begin = matrix.first_element + task.begin * matrix.cols
     end = begin + task.rows * matrix.cols
     results = carray(pointer(task.results_at), (task.num_tokens - 1) * task.stride + task.rows, np.float32)
+    row = 0
     for chunk in range(begin // CHUNK_ELEMENTS, (end - 1) // CHUNK_ELEMENTS + 1):
         bounds = carray(pointer(table + 4 * chunk), 2, np.uint32)
         first, last = np.int64(bounds[0] >> np.uint32(8)), np.int64(bounds[1] >> np.uint32(8))
         escapes = carray(pointer(task.record + matrix.escapes_at), last, np.uint32)
         for number in range(first, last):
-            element = chunk * CHUNK_ELEMENTS + np.int64(escapes[number] >> np.uint32(16))
-            if begin <= element < end:
-                weight = float_of(np.uint32(escapes[number] << np.uint32(16)))
-                _add_product(matrix, task, element - begin, weight, results)
-
-
-@_jit
-def _add_product(matrix, task, element, weight, results):
-    """One weight, number `element` of the task's rows, times each token's activation."""
-    row, column = element // matrix.cols, element % matrix.cols
-    for t in range(task.num_tokens):
-        if task.num_tokens > FEW_TOKENS:
-            x = read_activation(matrix.many, task.first_pair + t, column)
-        else:
-            x = read_activation(matrix.few, task.first_pair + t, column)
-        results[t * task.stride + row] += weight * x
+            element = chunk * CHUNK_ELEMENTS + np.int64(escapes[number] >> np.uint32(16)) - begin
+            if element < 0 or element >= end - begin:
+                continue
+            while element >= (row + 1) * matrix.cols:
+                row += 1
+            weight = float_of(np.uint32(escapes[number] << np.uint32(16)))
+            for t in range(task.num_tokens):
+                x = read_activation(layout, task.first_pair + t, element - row * matrix.cols)
+                results[t * task.stride + row] += weight * x

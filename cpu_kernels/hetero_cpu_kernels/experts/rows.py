@@ -18,6 +18,11 @@ from hetero_cpu_kernels.experts.emitter import I8, I32, I64, LINE_BYTES, Emitter
 from hetero_cpu_kernels.experts.encodings import DECODERS, Decoder, load_scale
 from hetero_cpu_kernels.experts.form import BITS, ExpertForm, Matrix
 from hetero_cpu_kernels.experts.packing import BLOCK_ELEMENTS, CHUNK_ELEMENTS, Packing
+from hetero_cpu_kernels.experts.targets import Target
+
+_CODES = 16
+_BYTES_AHEAD = 3072
+"""What memory delivers to one core while a line is on its way."""
 
 
 class Rows(Protocol):
@@ -50,6 +55,17 @@ class Rows(Protocol):
     def is_paired(self) -> bool:
         """Whether vectors are of pairs of bfloat16, and the activations too."""
 
+    @property
+    def line_columns(self) -> int:
+        """Columns of a cache line."""
+
+    @property
+    def bytes_ahead(self) -> int:
+        """How far ahead cache lines are asked for, at least, in bytes of whole rows."""
+
+    def side_by_side(self, target: Target) -> int:
+        """Rows that a kernel reads at once."""
+
 
 def rows_of(form: ExpertForm, matrix: Matrix) -> Rows:
     """The rows of one of a form's matrices. Raises ValueError where packed rows are not whole blocks."""
@@ -65,10 +81,18 @@ class PlainRows:
     matrix: Matrix
     decoder: Decoder
     is_paired = False
+    bytes_ahead = _BYTES_AHEAD
 
     @property
     def factor(self) -> float:
         return self.decoder.factor
+
+    @property
+    def line_columns(self) -> int:
+        return 8 * LINE_BYTES // BITS[self.matrix.encoding]
+
+    def side_by_side(self, target: Target) -> int:
+        return target.rows
 
     def order(self, lanes: int) -> npt.NDArray[np.int64]:
         return self.decoder.columns(lanes)
@@ -120,6 +144,9 @@ class PackedRows:
     packing: Packing
     factor = 1.0
     is_paired = False
+    bytes_ahead = 4 * _BYTES_AHEAD  # measured: two streams, each of fewer bytes than the plain row
+    line_columns = LINE_BYTES
+    """Of mantissas, and of codes where they are read for the first time."""
 
     def __post_init__(self) -> None:
         if self.matrix.encoding != "bfloat16":
@@ -129,6 +156,9 @@ class PackedRows:
                 f"a packed matrix of {self.matrix.cols} columns at byte {self.matrix.offset}: columns must "
                 f"be a multiple of {BLOCK_ELEMENTS}, the offset of {2 * BLOCK_ELEMENTS}"
             )
+
+    def side_by_side(self, target: Target) -> int:
+        return min(2, target.rows)  # each row keeps a table of exponents in a register
 
     def order(self, lanes: int) -> npt.NDArray[np.int64]:
         return np.arange(4 * lanes).reshape(lanes, 4).T
@@ -144,8 +174,19 @@ class PackedRows:
         codes = emit.load(emit.words, emit.add(place.record, codes_at))
         codes = build.lshr(codes, emit.splat(shift))
         table = emit.add(emit.add(place.record, self.packing.table_at), emit.mul(chunk, 4))
-        base = build.shl(build.and_(emit.load(I32, table), I32(0xFF)), I32(23))
-        return [self._decode(emit, mantissas, codes, emit.splat(base), part) for part in range(4)]
+        base = emit.splat(build.shl(build.and_(emit.load(I32, table), I32(0xFF)), I32(23)))
+        exponents = _exponent_table(emit, base) if emit.lanes == _CODES else None
+        vectors = []
+        for part in range(4):
+            # The element's byte of sign and mantissa at the top; the sign fills what will be exponent.
+            top = build.shl(mantissas, emit.word(24 - 8 * part))
+            bits = build.and_(build.ashr(top, emit.word(8)), emit.word(0x807F0000))
+            code = build.lshr(codes, emit.word(4 * part))
+            if exponents is not None:
+                vectors.append(emit.as_floats(build.or_(bits, emit.permute(exponents, code))))
+            else:
+                vectors.append(emit.as_floats(_with_exponent(emit, bits, code, base)))
+        return vectors
 
     def tail(self, emit: Emitter, place: PackedPlace, column: int) -> list[Any]:
         raise AssertionError("packed rows are whole blocks: they have no tail")
@@ -168,49 +209,23 @@ class PackedRows:
         codes_at = emit.add(emit.add(word, emit.mul(chunk, CHUNK_ELEMENTS // 2)), self.packing.codes_at)
         return chunk, codes_at, build.select(is_second, I32(16), I32(0))
 
-    def _decode(self, emit: Emitter, mantissas: Any, codes: Any, base: Any, part: int) -> Any:
-        """Elements 4l + part: byte `part` of the mantissa words, nibble `part` of the code words."""
-        build = emit.build
-        sign = build.and_(build.shl(mantissas, emit.word(24 - 8 * part)), emit.word(0x80000000))
-        shift = 16 - 8 * part
-        mantissa = _shifted(emit, mantissas, shift)
-        code = build.shl(codes, emit.word(28 - 4 * part))  # in the top bits: escape + 1 overflows to 0
-        exponent = build.add(build.and_(build.lshr(code, emit.word(5)), emit.word(0x07800000)), base)
-        bits = build.or_(build.or_(sign, build.and_(mantissa, emit.word(0x007F0000))), exponent)
-        top = build.and_(code, emit.word(0xF0000000))
-        rank = build.add(top, emit.word(0x10000000))  # 1 for zero, 0 for an escape, more for all others
-        is_held = build.icmp_unsigned(">", rank, emit.word(0x10000000))
-        return emit.as_floats(build.select(is_held, bits, emit.word(0)))
+
+def _exponent_table(emit: Emitter, base: Any) -> Any:
+    """The exponent of each code; none for zero and for an escape, which then is a denormal at most."""
+    build = emit.build
+    steps = ir.Constant(emit.words, [code << 23 for code in range(_CODES)])
+    held = ir.Constant(emit.words, [0, *[0xFFFFFFFF] * (_CODES - 2), 0])
+    return build.and_(build.add(base, steps), held)
 
 
-@dataclass(frozen=True)
-class PairRows:
-    """Rows of bfloat16, whole blocks of two a lane."""
-
-    matrix: Matrix
-    factor = 1.0
-    is_paired = True
-
-    def order(self, lanes: int) -> npt.NDArray[np.int64]:
-        return np.arange(2 * lanes).reshape(1, -1)
-
-    def begin(self, emit: Emitter, record: Any, row: Any) -> Any:
-        return emit.add(emit.add(record, self.matrix.offset), emit.mul(row, self.matrix.row_bytes))
-
-    def vectors(self, emit: Emitter, place: Any, column: Any) -> list[Any]:
-        return [emit.load(emit.words, emit.add(place, emit.mul(column, 2)))]
-
-    def tail(self, emit: Emitter, place: Any, column: int) -> list[Any]:
-        raise AssertionError("rows of pairs are whole blocks: they have no tail")
-
-    def prefetch(self, emit: Emitter, place: Any, column: Any) -> None:
-        emit.prefetch(emit.add(place, emit.mul(column, 2)))
-
-
-def _shifted(emit: Emitter, words: Any, left: int) -> Any:
-    if left >= 0:
-        return emit.build.shl(words, emit.word(left))
-    return emit.build.lshr(words, emit.word(-left))
+def _with_exponent(emit: Emitter, bits: Any, codes: Any, base: Any) -> Any:
+    """The same without a table: sign and mantissa with the exponent of the lowest code of each word."""
+    build = emit.build
+    code = build.and_(codes, emit.word(_CODES - 1))
+    rank = build.and_(build.add(code, emit.word(1)), emit.word(_CODES - 1))  # 1 for zero, 0 for an escape
+    exponent = build.add(build.shl(code, emit.word(23)), base)
+    is_held = build.icmp_unsigned(">", rank, emit.word(1))
+    return build.select(is_held, build.or_(bits, exponent), emit.word(0))
 
 
 def load_row_scale(emit: Emitter, rows: Rows, record: Any, row: Any) -> Any:
@@ -227,10 +242,41 @@ def load_row_scale(emit: Emitter, rows: Rows, record: Any, row: Any) -> Any:
     return emit.add(emit.add(record, scales.offset), offset)
 
 
-def load_factor(emit: Emitter, rows: Rows, scale_row: Any, block: Any) -> Any:
-    """The scale of column block number `block`, times the decoder's factor."""
+def load_block_scale(emit: Emitter, rows: Rows, scale_row: Any, block: Any) -> Any:
+    """The scale of column block number `block`, in all lanes."""
     scales = rows.matrix.scales
     assert scales is not None, f"a matrix of {rows.matrix.encoding} has no scales"
     address = emit.add(scale_row, emit.mul(block, BITS[scales.encoding] // 8))
-    scale = load_scale(emit, scales.encoding, address)
-    return scale if rows.factor == 1.0 else emit.build.fmul(scale, ir.Constant(scale.type, rows.factor))
+    return load_scale(emit, scales.encoding, address)
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Rows of bfloat16, whole blocks of two a lane."""
+
+    matrix: Matrix
+    factor = 1.0
+    is_paired = True
+    bytes_ahead = _BYTES_AHEAD
+
+    @property
+    def line_columns(self) -> int:
+        return 8 * LINE_BYTES // BITS[self.matrix.encoding]
+
+    def side_by_side(self, target: Target) -> int:
+        return target.rows
+
+    def order(self, lanes: int) -> npt.NDArray[np.int64]:
+        return np.arange(2 * lanes).reshape(1, -1)
+
+    def begin(self, emit: Emitter, record: Any, row: Any) -> Any:
+        return emit.add(emit.add(record, self.matrix.offset), emit.mul(row, self.matrix.row_bytes))
+
+    def vectors(self, emit: Emitter, place: Any, column: Any) -> list[Any]:
+        return [emit.load(emit.words, emit.add(place, emit.mul(column, 2)))]
+
+    def tail(self, emit: Emitter, place: Any, column: int) -> list[Any]:
+        raise AssertionError("rows of pairs are whole blocks: they have no tail")
+
+    def prefetch(self, emit: Emitter, place: Any, column: Any) -> None:
+        emit.prefetch(emit.add(place, emit.mul(column, 2)))

@@ -22,8 +22,10 @@ from hetero_cpu_kernels.pool import doorbell
 from hetero_cpu_kernels.pool.placement import place_workers
 from hetero_cpu_kernels.topology import read_topology
 
-_SPINS = 20_000
-"""Looks at the doorbell before a thread sleeps: 0.2 to 1 ms, longer than a step's pause between layers."""
+_SPINS = 10_000
+"""Looks at the doorbell before a worker sleeps: 0.1 to 0.5 ms, about the pause between a step's layers."""
+_CALLER_SPINS = 500
+"""The same for a caller, who may share a core with a worker and would slow it down."""
 _WAIT_NS = 100_000_000
 """A sleeping caller returns to Python so often, to see signals."""
 
@@ -35,12 +37,14 @@ class WorkerError(RuntimeError):
 class WorkerPool:
     """Workers bound to processors. Any thread may call; one job runs at a time."""
 
-    def __init__(self, cpus: Sequence[int], *, spins: int = _SPINS) -> None:
+    def __init__(
+        self, cpus: Sequence[int], *, spins: int = _SPINS, caller_spins: int = _CALLER_SPINS
+    ) -> None:
         """Start a worker on each of `cpus`. Raises OSError for one that this process may not use."""
         if not cpus:
             raise ValueError("a pool needs at least one processor")
         self.cpus = tuple(cpus)
-        self._spins = spins
+        self._spins, self._caller_spins = spins, caller_spins
         self._words = np.zeros(doorbell.CONTROL_BYTES + doorbell.LINE_BYTES, dtype=np.uint8)
         self.control = -(-self._words.ctypes.data // doorbell.LINE_BYTES) * doorbell.LINE_BYTES
         self._timeout = np.array([0, _WAIT_NS], dtype=np.int64)
@@ -132,7 +136,7 @@ class WorkerPool:
 
     def _is_done(self) -> bool:
         return bool(
-            doorbell.await_done(self.control, self.num_workers, self._spins, self._timeout.ctypes.data)
+            doorbell.await_done(self.control, self.num_workers, self._caller_spins, self._timeout.ctypes.data)
         )
 
     def _work(self, index: int, started: threading.Semaphore) -> None:

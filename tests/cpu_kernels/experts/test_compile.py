@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.cpu_expert_records import FORMATS, make_form
 from hetero_cpu_kernels.experts.native import assembly
 from hetero_cpu_kernels.experts.program import Program
 from hetero_cpu_kernels.experts.targets import TARGETS, Target, best_target, is_executable, target
-from tests.cpu_kernels.experts.records import FORMATS, make_form
 
 MNEMONICS = {
     "avx2": ("vfmadd", "%ymm"),

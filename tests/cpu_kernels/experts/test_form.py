@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.cpu_expert_records import make_form
 from hetero_cpu_kernels.experts.form import ExpertForm, Gate, Matrix, Scales
 from hetero_cpu_kernels.experts.packing import Packing
 from hetero_cpu_kernels.experts.program import Program
 from hetero_cpu_kernels.experts.reference import decode_fp8
 from hetero_cpu_kernels.experts.targets import target
 from hetero_gpu.packed.layout import PackedLayout
-from tests.cpu_kernels.experts.records import make_form
 
 
 def test_matrices() -> None:

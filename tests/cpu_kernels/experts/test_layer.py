@@ -9,13 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hetero_cpu_kernels.experts import TARGETS, CpuExperts, ExpertForm, Target, is_executable, target
-from hetero_cpu_kernels.experts import layer as layer_module
-from hetero_cpu_kernels.experts import tiles as tiles_module
-from hetero_cpu_kernels.experts.layer import Routing
-from hetero_cpu_kernels.pool import WorkerPool
-from tests.cpu_kernels.experts import emulated_tiles
-from tests.cpu_kernels.experts.records import (
+from bench.cpu_expert_records import (
     FORMATS,
     layer_reference,
     make_form,
@@ -23,6 +17,12 @@ from tests.cpu_kernels.experts.records import (
     random_routing,
     relative_error,
 )
+from hetero_cpu_kernels.experts import TARGETS, CpuExperts, ExpertForm, Target, is_executable, target
+from hetero_cpu_kernels.experts import layer as layer_module
+from hetero_cpu_kernels.experts import tiles as tiles_module
+from hetero_cpu_kernels.experts.layer import Routing
+from hetero_cpu_kernels.pool import WorkerPool
+from tests.cpu_kernels.experts import emulated_tiles
 
 MOST_ERROR = {"float32": 2e-6, "pairs": 6e-3, "tiles": 6e-3}
 """Of the root mean square. bfloat16 keeps 8 bits of weights and activations."""

@@ -1,4 +1,4 @@
-"""Random records of every format, and the layer's output that the reference gives for them."""
+"""Random experts as the CPU kernels read them, and what the reference gives: for tests and bench."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _fill(record: Bytes, matrix: Matrix, rng: np.random.Generator) -> None:
     spread = matrix.cols**-0.5
     if matrix.scales is None:
         values = rng.standard_normal(count).astype(np.float32) * spread
-        values[rng.integers(0, count, 1 + count // 1000)] *= 2.0**-30  # escapes, when packed
-        values[rng.integers(0, count, 1 + count // 1000)] = 0.0
+        values[rng.integers(0, count, 1 + count // 8000)] *= 2.0**-30  # escapes, when packed
+        values[rng.integers(0, count, 1 + count // 8000)] = 0.0
         _write(record, matrix.offset, values, matrix.encoding)
     else:
         codes = rng.integers(0, 256, matrix.num_bytes, dtype=np.uint8)

@@ -1,0 +1,54 @@
+"""The gate functions of `form.Gate`, written so that the compiler makes vectors of them."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="call-arg, attr-defined, var-annotated"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hetero_cpu_kernels.addresses import float_of
+
+_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
+
+_LOG2_E = np.float32(1.44269504)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2
+_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
+_COEFFICIENTS = tuple(np.float32(1 / n) for n in (720, 120, 24, 6, 2, 1, 1))  # Taylor, |x| <= ln 2 / 2
+
+
+@_jit
+def apply_gate(gate, values, outputs, step, offset, limit, alpha):
+    """outputs[i] of the gate values[i * step] and the up values[i * step + offset].
+
+    Gates: 0 silu, 1 clamped_silu, 2 gpt_oss.
+    """
+    bound, slope = np.float32(limit), np.float32(alpha)
+    for i in range(outputs.size):
+        g, u = values[i * step], values[i * step + offset]
+        if gate == 0:
+            outputs[i] = g * _sigmoid(g) * u
+        else:
+            # Written so that NaN stays NaN.
+            g = bound if g > bound else g
+            u = bound if u > bound else (-bound if u < -bound else u)
+            outputs[i] = g * _sigmoid(g) * u if gate == 1 else g * _sigmoid(slope * g) * (u + np.float32(1.0))
+
+
+@_jit
+def _sigmoid(x):
+    return np.float32(1.0) / (np.float32(1.0) + exponential(-x))
+
+
+@_jit
+def exponential(x):
+    """e to the x for float32, to 2 units in the last place; 0 below -87, infinite above 88, NaN stays NaN."""
+    held = _LEAST if x < _LEAST else (_MOST if x > _MOST else x)
+    power = np.floor(held * _LOG2_E + np.float32(0.5))
+    rest = held - power * _LN2_HIGH - power * _LN2_LOW
+    total = _COEFFICIENTS[0]
+    for number in range(1, 7):
+        total = total * rest + _COEFFICIENTS[number]
+    total *= float_of(np.uint32((np.int32(power) + np.int32(127)) << np.int32(23)))
+    return np.float32(np.inf) if x > _MOST else (np.float32(0.0) if x < _LEAST else total)
