@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hetero_cpu_kernels.experts.call import Routing
 from hetero_cpu_kernels.experts.form import BITS, Bias, Encoding, ExpertForm, Gate, Matrix, Scales
-from hetero_cpu_kernels.experts.layer import Routing
 from hetero_cpu_kernels.experts.reference import expert_reference
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.packed.reference import pack_reference

@@ -15,7 +15,8 @@ from hetero_cpu_kernels.experts.form import Bias, ExpertForm, Gate, Matrix, Scal
 from hetero_cpu_kernels.experts.targets import TARGETS, Target, best_target, is_executable, target
 
 if TYPE_CHECKING:
-    from hetero_cpu_kernels.experts.layer import CpuExperts, Routing
+    from hetero_cpu_kernels.experts.call import Routing
+    from hetero_cpu_kernels.experts.layer import CpuExperts
 
 __all__ = [
     "TARGETS",
@@ -34,8 +35,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("CpuExperts", "Routing"):
-        from hetero_cpu_kernels.experts import layer
+    if name == "CpuExperts":
+        from hetero_cpu_kernels.experts.layer import CpuExperts
 
-        return getattr(layer, name)
+        return CpuExperts
+    if name == "Routing":
+        from hetero_cpu_kernels.experts.call import Routing
+
+        return Routing
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,7 @@ class Layout:
     order: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, rows: Rows, lanes: int, unit: Unit) -> Layout:
+    def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
         """For products with `rows`, or with what `panel` makes of them."""
         order = rows.order(lanes)  # [vectors, lanes]
         if unit != "float32" and not rows.is_paired:

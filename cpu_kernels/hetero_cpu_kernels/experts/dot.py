@@ -80,7 +80,8 @@ class _Dot:
         if matrix.scales is None:
             return self._span(I64(0), matrix.cols, self._zeros())
         scale_rows = [
-            load_row_scale(emit, self._rows, self._record, emit.add(row, r)) for r in range(len(self._here))
+            load_row_scale(emit, self._rows, record=self._record, row=emit.add(row, r))
+            for r in range(len(self._here))
         ]
         group = min(matrix.scales.block_cols, matrix.cols)
         num_groups, rest = divmod(matrix.cols, group)
@@ -89,7 +90,9 @@ class _Dot:
             number: Any, accs: list[list[Any]], within: int, columns: int = group
         ) -> list[list[Any]]:
             partial = self._span(emit.mul(number, group), columns, self._zeros(), within)
-            scales = [load_block_scale(emit, self._rows, of_row, number) for of_row in scale_rows]
+            scales = [
+                load_block_scale(emit, self._rows, scale_row=of_row, block=number) for of_row in scale_rows
+            ]
             return [
                 [emit.fma(part, scale, acc) for part, acc in zip(parts, of_row, strict=True)]
                 for parts, scale, of_row in zip(partial, scales, accs, strict=True)

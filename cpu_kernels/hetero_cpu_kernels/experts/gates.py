@@ -19,21 +19,25 @@ _COEFFICIENTS = tuple(np.float32(1 / n) for n in (720, 120, 24, 6, 2, 1, 1))  # 
 
 
 @_jit
-def apply_gate(gate, values, outputs, step, offset, limit, alpha):
-    """outputs[i] of the gate values[i * step] and the up values[i * step + offset].
+def apply_gate(plan, values, outputs):
+    """Gate and up values, twice as many, to `outputs`. `plan`: a `plan.PLAN`, for the gate and their order.
 
     Gates: 0 silu, 1 clamped_silu, 2 gpt_oss.
     """
-    bound, slope = np.float32(limit), np.float32(alpha)
+    step, offset = (2, 1) if plan.is_interleaved else (1, outputs.size)
+    bound, slope = np.float32(plan.limit), np.float32(plan.alpha)
     for i in range(outputs.size):
         g, u = values[i * step], values[i * step + offset]
-        if gate == 0:
+        if plan.gate == 0:
             outputs[i] = g * _sigmoid(g) * u
         else:
             # Written so that NaN stays NaN.
             g = bound if g > bound else g
             u = bound if u > bound else (-bound if u < -bound else u)
-            outputs[i] = g * _sigmoid(g) * u if gate == 1 else g * _sigmoid(slope * g) * (u + np.float32(1.0))
+            if plan.gate == 1:
+                outputs[i] = g * _sigmoid(g) * u
+            else:
+                outputs[i] = g * _sigmoid(slope * g) * (u + np.float32(1.0))
 
 
 @_jit

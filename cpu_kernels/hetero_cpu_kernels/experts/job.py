@@ -74,8 +74,11 @@ def _grain(num_tokens):
 
 
 @_jit
-def _task(plan, index, expert, begin, rows, next_expert, next_begin):
-    """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`; what it reads next."""
+def _task(plan, index, expert, begin, rows, following):
+    """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`.
+
+    `following`: the expert and the row that it reads next.
+    """
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     records = carray(pointer(plan.records_at), plan.num_experts, np.int64)
     scratch = plan.scratch_at + index * plan.scratch_bytes
@@ -88,8 +91,8 @@ def _task(plan, index, expert, begin, rows, next_expert, next_begin):
         num_tokens=bounds[expert + 1] - bounds[expert],
         begin=begin,
         rows=rows,
-        next_record=records[next_expert],
-        next_begin=next_begin,
+        next_record=records[following[0]],
+        next_begin=following[1],
         results_at=results,
         stride=rows,
         arguments_at=scratch,
@@ -140,7 +143,7 @@ def _run_up(plan, index, count):
             if next_begin == end and expert + 1 < plan.num_experts:
                 next_expert = expert + 1
                 next_begin = _up_share(plan, index, count, next_expert)[0]
-            task = _task(plan, index, expert, begin, rows, next_expert, next_begin)
+            task = _task(plan, index, expert, begin, rows, (next_expert, next_begin))
             _run_gate_rows(plan, task)
             _activate(plan, task)
 
@@ -163,9 +166,8 @@ def _activate(plan, task):
     """Gate and up of a task's rows, `[tokens, 2 * rows]`, to the inputs of the down projection."""
     results = carray(pointer(task.results_at), (task.num_tokens, 2 * task.rows), np.float32)
     outputs = carray(pointer(task.outputs_at), task.rows, np.float32)
-    step, offset = (2, 1) if plan.is_interleaved else (1, task.rows)
     for t in range(task.num_tokens):
-        apply_gate(plan.gate, results[t], outputs, step, offset, plan.limit, plan.alpha)
+        apply_gate(plan, results[t], outputs)
         if task.num_tokens > FEW_TOKENS:
             write_activations(plan.down.many, task.first_pair + t, task.begin, outputs)
         else:
@@ -187,7 +189,7 @@ def _run_down(plan, index, count):
             next_expert, next_begin = expert, begin + rows
             if next_begin == end:
                 next_expert, next_begin = min(expert + 1, plan.num_experts - 1), first
-            task = _task(plan, index, expert, begin, rows, next_expert, next_begin)
+            task = _task(plan, index, expert, begin, rows, (next_expert, next_begin))
             project(plan.down, task)
             _add_weighted(plan, task, out)
 

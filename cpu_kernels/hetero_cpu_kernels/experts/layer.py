@@ -6,21 +6,31 @@ experts.run(hidden, bank, routing=Routing(...), out=out)
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import threading
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hetero_cpu_kernels.amx import request_amx
 from hetero_cpu_kernels.experts.activations import TILE
+from hetero_cpu_kernels.experts.call import (
+    Bytes,
+    Extent,
+    Floats,
+    Integers,
+    Routing,
+    check_arrays,
+    check_routing,
+    write_addresses,
+)
 from hetero_cpu_kernels.experts.form import ExpertForm
 from hetero_cpu_kernels.experts.job import ABANDONED, compile_job
 from hetero_cpu_kernels.experts.placed import ALIGN_BYTES, PlacedProjection, aligned
 from hetero_cpu_kernels.experts.plan import (
-    CALL_FIELDS,
+    ADDRESS_FIELDS,
     FEW_TOKENS,
     GATE_CODES,
-    MOST_TOKENS,
+    NUMBER_FIELDS,
     PLAN,
     address_of,
     scratch_parts,
@@ -29,29 +39,9 @@ from hetero_cpu_kernels.experts.plan import (
 from hetero_cpu_kernels.experts.targets import Target, best_target
 from hetero_cpu_kernels.pool import WorkerPool
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
-
-_CALL_WORDS = np.array([word_of(path) for path in CALL_FIELDS])
+_ADDRESS_WORDS = np.array([word_of(path) for path in ADDRESS_FIELDS])
+_NUMBER_WORDS = np.array([word_of(path) for path in NUMBER_FIELDS])
 _FAILURES = {ABANDONED: "an expert worker was left alone by another that failed"}
-
-
-class Routing(NamedTuple):
-    """Which experts compute which tokens.
-
-    Expert i has its record at byte `offsets[i]` of the bank, and the tokens `tokens[bounds[i]:bounds[i+1]]`
-    with those `weights`. A token's sum is in the order of the experts: list them ascending.
-    """
-
-    offsets: Integers
-    """`[experts]`"""
-    bounds: Integers
-    """`[experts + 1]`"""
-    tokens: Integers
-    """`[pairs]`, rows of `hidden`"""
-    weights: Floats
-    """`[pairs]`"""
 
 
 class CpuExperts:
@@ -67,12 +57,16 @@ class CpuExperts:
         if self.target.many == "tiles" and (refusal := request_amx()):
             raise RuntimeError(f"target {self.target.name}: {refusal}")
         self._up, self._down = (
-            PlacedProjection(form, matrix, self.target) for matrix in (form.up, form.down)
+            PlacedProjection(form, matrix, target=self.target) for matrix in (form.up, form.down)
         )
         self._job = compile_job()
         self._words = np.zeros(PLAN.itemsize // 8, dtype=np.int64)
         self._write_constants(self._words.view(PLAN)[0])
+        self._words_at = address_of(self._words)
         self._scratch = np.empty(0, dtype=np.uint8)
+        self._scratch_at = 0
+        self._pairs: Integers = np.arange(64)
+        self._busy = threading.Lock()
         self._held: list[Any] = []
 
     def run(self, hidden: Floats, bank: Bytes, *, routing: Routing, out: Floats) -> None:
@@ -83,13 +77,19 @@ class CpuExperts:
     def submit(self, hidden: Floats, bank: Bytes, *, routing: Routing, out: Floats) -> None:
         """Start computing; every element of `out` is written by the time `wait` returns.
 
+        The thread that submits also waits, before it submits again; others that submit meanwhile take turns.
         `hidden`, `out`: `[T, H]`, C-contiguous; `bank`: uint8, flat. All must stay as they are until then.
         Raises ValueError for shapes or numbers that do not fit each other.
         """
-        _check(self.form, hidden, bank, out)
-        _check_routing(self.form, hidden, bank, routing)
-        self._fill(hidden, bank, routing, out)
-        self._pool.submit(self._job.address, address_of(self._words), failures=_FAILURES)
+        check_arrays(self.form, hidden=hidden, bank=bank, out=out)
+        extent = check_routing(self.form, routing, num_tokens=len(hidden), bank_bytes=bank.size)
+        self._busy.acquire()
+        try:
+            self._fill(hidden, bank, routing, out, extent)
+            self._pool.submit(self._job.address, self._words_at, failures=_FAILURES)
+        except BaseException:
+            self._busy.release()
+            raise
 
     def wait(self) -> None:
         """Return when the submitted call is done. Raises WorkerError when a worker failed."""
@@ -97,6 +97,7 @@ class CpuExperts:
             self._pool.wait()
         finally:
             self._held.clear()
+            self._busy.release()
 
     def _write_constants(self, plan: Any) -> None:
         gate = self.form.gate
@@ -107,41 +108,43 @@ class CpuExperts:
         self._up.write(plan["up"])
         self._down.write(plan["down"])
 
-    def _fill(self, hidden: Floats, bank: Bytes, routing: Routing, out: Floats) -> None:
-        """Write `CALL_FIELDS`: in one go, because a call of one token lasts less than a millisecond."""
+    def _fill(self, hidden: Floats, bank: Bytes, routing: Routing, out: Floats, extent: Extent) -> None:
+        """Write what changes from call to call."""
         records = address_of(bank) + routing.offsets
-        counts = np.diff(routing.bounds)
-        arrays: tuple[npt.NDArray[Any], ...] = (
-            hidden,
-            out,
-            records,
-            routing.bounds,
-            routing.tokens,
-            routing.weights,
-        )
-        most, least = int(counts.max(initial=0)), int(counts.min(initial=MOST_TOKENS))
-        sizes = len(hidden), len(counts), len(routing.tokens), least <= FEW_TOKENS, most > FEW_TOKENS
-        inputs, pairs = self._place_inputs(routing, len(hidden))
-        addresses = map(address_of, arrays)
-        self._words[_CALL_WORDS] = [*sizes, *addresses, *self._place_scratch(max(1, most)), *inputs]
-        self._held = [*arrays, *pairs]
+        inputs, rows = self._place_inputs(routing, len(hidden))
+        self._words[_NUMBER_WORDS] = [
+            *(len(hidden), len(records), len(routing.tokens)),
+            *(extent.least_tokens <= FEW_TOKENS, extent.most_tokens > FEW_TOKENS),
+            *self._place_scratch(extent.most_tokens),
+            *inputs,
+        ]
+        write_addresses(self._words, _ADDRESS_WORDS, hidden, out, records, routing)
+        self._held = [hidden, bank, routing, out, records, *rows]
 
     def _place_inputs(self, routing: Routing, num_tokens: int) -> tuple[list[int], list[Integers]]:
         """Memory of the four inputs: its address and that of each pair's row in it; and those rows."""
-        pairs = np.arange(len(routing.tokens))
+        num_pairs = len(routing.tokens)
+        pairs = self._first_pairs(num_pairs)
         if self.target.many == "tiles":
             tile_rows = _tile_rows(routing.bounds)
-            num_tile_rows = int(tile_rows[-1]) + 1 if len(pairs) else 0
+            num_tile_rows = int(tile_rows[-1]) + 1 if num_pairs else 0
             uses = [(routing.tokens, num_tokens), (tile_rows, num_tile_rows)]
-            uses += [(pairs, len(pairs)), (tile_rows, num_tile_rows)]
+            uses += [(pairs, num_pairs), (tile_rows, num_tile_rows)]
         else:
-            uses = [(routing.tokens, num_tokens)] * 2 + [(pairs, len(pairs))] * 2
+            uses = [(routing.tokens, num_tokens)] * 2 + [(pairs, num_pairs)] * 2
         inputs = self._up.few, self._up.many, self._down.few, self._down.many
-        placed = [
-            (memory.reserve(num_rows), address_of(rows))
-            for memory, (rows, num_rows) in zip(inputs, uses, strict=True)
-        ]
-        return [address for place in placed for address in place], [rows for rows, _ in uses]
+        places = [memory.reserve(num_rows) for memory, (_, num_rows) in zip(inputs, uses, strict=True)]
+        rows = [numbers for numbers, _ in uses]
+        at = {id(numbers): address_of(numbers) for numbers in rows}
+        return [
+            word for place, numbers in zip(places, rows, strict=True) for word in (place, at[id(numbers)])
+        ], rows
+
+    def _first_pairs(self, count: int) -> Integers:
+        """0, 1, 2 ... in memory that is kept: at least `count` of them."""
+        if count > len(self._pairs):
+            self._pairs = np.arange(2 * count)
+        return self._pairs
 
     def _place_scratch(self, most_tokens: int) -> tuple[int, int, int, int]:
         """`scratch_at`, `scratch_bytes`, `results` and `tile_results` of a plan."""
@@ -150,7 +153,8 @@ class CpuExperts:
         needed = size * self._pool.num_workers + ALIGN_BYTES
         if needed > self._scratch.size:
             self._scratch = np.empty(needed, dtype=np.uint8)
-        return aligned(self._scratch), size, results, tile_results
+            self._scratch_at = aligned(self._scratch)
+        return self._scratch_at, size, results, tile_results
 
 
 def _tile_rows(bounds: Integers) -> Integers:
@@ -159,36 +163,3 @@ def _tile_rows(bounds: Integers) -> Integers:
     padded = -(-counts // TILE) * TILE
     starts = np.cumsum(padded) - padded
     return np.repeat(starts - bounds[:-1], counts) + np.arange(int(bounds[-1]))
-
-
-def _check(form: ExpertForm, hidden: Floats, bank: Bytes, out: Floats) -> None:
-    for name, floats in (("hidden", hidden), ("out", out)):
-        if floats.dtype != np.float32 or floats.ndim != 2 or floats.shape[1] != form.hidden:
-            raise ValueError(f"{name} is {floats.dtype} {floats.shape}, not float32 [tokens, {form.hidden}]")
-    if len(hidden) != len(out):
-        raise ValueError(f"hidden has {len(hidden)} tokens, out {len(out)}")
-    arrays: dict[str, npt.NDArray[Any]] = {"hidden": hidden, "bank": bank, "out": out}
-    for name, array in arrays.items():
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{name} is not C-contiguous")
-    if bank.dtype != np.uint8 or bank.ndim != 1:
-        raise ValueError(f"bank is {bank.dtype} {bank.shape}, not flat uint8")
-
-
-def _check_routing(form: ExpertForm, hidden: Floats, bank: Bytes, routing: Routing) -> None:
-    for name, array in routing._asdict().items():
-        expected = np.float32 if name == "weights" else np.int64
-        if array.dtype != expected or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError(f"routing.{name} is {array.dtype} {array.shape}, not flat {expected.__name__}")
-    offsets, bounds, tokens, weights = routing
-    if len(bounds) != len(offsets) + 1 or bounds[0] != 0 or bounds[-1] != len(tokens):
-        raise ValueError(f"routing.bounds must be {len(offsets) + 1} numbers from 0 to {len(tokens)}")
-    if len(weights) != len(tokens):
-        raise ValueError(f"routing has {len(tokens)} tokens and {len(weights)} weights")
-    counts = np.diff(bounds)
-    if len(counts) and (counts.min() < 1 or counts.max() > MOST_TOKENS):
-        raise ValueError(f"an expert has {counts.min()} or {counts.max()} tokens, not 1 to {MOST_TOKENS}")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= len(hidden)):
-        raise ValueError(f"routing.tokens name rows outside of the {len(hidden)} of hidden")
-    if len(offsets) and (offsets.min() < 0 or offsets.max() + form.record_bytes > bank.size):
-        raise ValueError(f"a record of {form.record_bytes} bytes ends outside of the bank's {bank.size}")

@@ -44,7 +44,7 @@ class _Panel:
             out = emit.add(self._panel, emit.mul(number, self._layout.row_bytes))
             scale_row = None
             if matrix.scales is not None:
-                scale_row = load_row_scale(emit, self._rows, self._record, turn.index)
+                scale_row = load_row_scale(emit, self._rows, record=self._record, row=turn.index)
             num_blocks, rest = divmod(matrix.cols, self._block)
             with emit.loop(0, num_blocks * self._block, step=self._block) as inner:
                 self._rows.prefetch(
@@ -60,7 +60,7 @@ class _Panel:
         emit, matrix = self._emit, self._rows.matrix
         if matrix.scales is not None:
             group = emit.build.udiv(column, I64(matrix.scales.block_cols))
-            scale = load_block_scale(emit, self._rows, scale_row, group)
+            scale = load_block_scale(emit, self._rows, scale_row=scale_row, block=group)
             factor = emit.build.fmul(scale, ir.Constant(emit.floats, [self._rows.factor] * emit.lanes))
             vectors = [emit.build.fmul(vector, factor) for vector in vectors]
         if self._layout.unit != "float32":

@@ -22,14 +22,14 @@ ALIGN_BYTES = 64
 @functools.cache
 def _compiled(form: ExpertForm, matrix: Matrix, target: Target) -> tuple[Program, NativeCode]:
     """Compiled once a process: layers of one model share their form."""
-    program = Program.write(form, matrix, target)
+    program = Program.write(form, matrix, target=target)
     return program, program.compile()
 
 
 class PlacedProjection:
     """The code of one matrix, and its inputs in memory of their own."""
 
-    def __init__(self, form: ExpertForm, matrix: Matrix, target: Target) -> None:
+    def __init__(self, form: ExpertForm, matrix: Matrix, *, target: Target) -> None:
         self._form = form
         self.program, self._code = _compiled(form, matrix, target)
         self.few = Inputs(self.program.few)

@@ -61,14 +61,15 @@ MOST_TOKENS = 1024
 """Tokens of one expert in one call."""
 
 
-CALL_FIELDS = (
+NUMBER_FIELDS = (
     *("num_tokens", "num_experts", "num_pairs", "has_few", "has_many"),
-    *("hidden_at", "out_at", "records_at", "bounds_at", "tokens_at", "weights_at"),
     *("scratch_at", "scratch_bytes", "results", "tile_results"),
     *("up.few.at", "up.few.rows_at", "up.many.at", "up.many.rows_at"),
     *("down.few.at", "down.few.rows_at", "down.many.at", "down.many.rows_at"),
 )
-"""What changes from call to call, in the order in which a call writes it."""
+"""What `layer` writes anew for each call, in its order."""
+ADDRESS_FIELDS = ("hidden_at", "out_at", "records_at", "bounds_at", "tokens_at", "weights_at")
+"""What `call` writes anew for each call, in its order."""
 
 
 def word_of(path: str) -> int:

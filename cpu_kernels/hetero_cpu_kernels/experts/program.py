@@ -39,7 +39,7 @@ class Program:
     """Whether many tokens read the record's own bfloat16, undecoded."""
 
     @classmethod
-    def write(cls, form: ExpertForm, matrix: Matrix, target: Target) -> Program:
+    def write(cls, form: ExpertForm, matrix: Matrix, *, target: Target) -> Program:
         """Raises ValueError for a matrix that the kernels cannot read."""
         rows = rows_of(form, matrix)
         is_direct = _is_direct(form, matrix, target)
@@ -48,8 +48,8 @@ class Program:
             matrix,
             target,
             ir.Module(),
-            few=Layout.of(rows, target.lanes, "float32"),
-            many=Layout.of(source, target.lanes, target.many),
+            few=Layout.of(rows, target.lanes, unit="float32"),
+            many=Layout.of(source, target.lanes, unit=target.many),
             is_direct=is_direct,
         )
         program._write_few(rows)

@@ -228,7 +228,7 @@ def _with_exponent(emit: Emitter, bits: Any, codes: Any, base: Any) -> Any:
     return build.select(is_held, build.or_(bits, exponent), emit.word(0))
 
 
-def load_row_scale(emit: Emitter, rows: Rows, record: Any, row: Any) -> Any:
+def load_row_scale(emit: Emitter, rows: Rows, *, record: Any, row: Any) -> Any:
     """The address of the first scale of a row."""
     matrix = rows.matrix
     scales = matrix.scales
@@ -242,7 +242,7 @@ def load_row_scale(emit: Emitter, rows: Rows, record: Any, row: Any) -> Any:
     return emit.add(emit.add(record, scales.offset), offset)
 
 
-def load_block_scale(emit: Emitter, rows: Rows, scale_row: Any, block: Any) -> Any:
+def load_block_scale(emit: Emitter, rows: Rows, *, scale_row: Any, block: Any) -> Any:
     """The scale of column block number `block`, in all lanes."""
     scales = rows.matrix.scales
     assert scales is not None, f"a matrix of {rows.matrix.encoding} has no scales"

@@ -23,7 +23,7 @@ ABSENT = {"avx2": ("%zmm",), "avx512": ("vdpbf16ps", "tdpbf16ps"), "amx": ("vdpb
 @pytest.mark.parametrize("name", FORMATS)
 def test_code_is_the_targets(entry: Target, name: str) -> None:
     form = make_form(name, 128, 64)
-    text = assembly(Program.write(form, form.up, entry).module, entry)
+    text = assembly(Program.write(form, form.up, target=entry).module, entry)
     assert all(mnemonic in text for mnemonic in MNEMONICS[entry.name])
     assert not [mnemonic for mnemonic in ABSENT.get(entry.name, ()) if mnemonic in text]
 
@@ -31,7 +31,7 @@ def test_code_is_the_targets(entry: Target, name: str) -> None:
 def test_odd_rows_compile_everywhere() -> None:
     form = make_form("int4", 70, 34)
     for entry in TARGETS:
-        assert assembly(Program.write(form, form.down, entry).module, entry)
+        assert assembly(Program.write(form, form.down, target=entry).module, entry)
 
 
 def test_the_best_target_executes() -> None:

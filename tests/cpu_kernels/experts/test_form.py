@@ -37,9 +37,9 @@ def test_forms() -> None:
 
 def test_packed_rows_are_whole_blocks() -> None:
     form = make_form("packed", 128, 34)
-    assert Program.write(form, form.up, target("avx512"))
+    assert Program.write(form, form.up, target=target("avx512"))
     with pytest.raises(ValueError, match=r"34 columns at byte .* must be a multiple of 64"):
-        Program.write(form, form.down, target("avx512"))
+        Program.write(form, form.down, target=target("avx512"))
 
 
 @pytest.mark.parametrize("elements", [2048, 16384, 16384 * 3 + 2048])

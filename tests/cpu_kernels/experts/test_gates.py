@@ -7,7 +7,7 @@ import pytest
 
 from bench.cpu_expert_records import GATES
 from hetero_cpu_kernels.experts.gates import apply_gate, exponential
-from hetero_cpu_kernels.experts.plan import GATE_CODES
+from hetero_cpu_kernels.experts.plan import GATE_CODES, PLAN
 from hetero_cpu_kernels.experts.reference import apply_gate as reference_gate
 
 
@@ -25,10 +25,13 @@ def test_gates_of_large_and_missing_values(name: str) -> None:
     special = np.array([-1e30, -200, -1, -0.0, 0, 1, 200, 1e30, np.nan], dtype=np.float32)
     pairs = np.stack(np.meshgrid(special, special), axis=-1).reshape(-1, 2)  # [n, gate and up]
     outputs = np.empty(len(pairs), np.float32)
-    apply_gate(GATE_CODES[gate.function], pairs.reshape(-1), outputs, 2, 1, gate.limit, gate.alpha)
+    plan = np.zeros(1, PLAN)
+    plan["gate"], plan["is_interleaved"] = GATE_CODES[gate.function], gate.is_interleaved
+    plan["limit"], plan["alpha"] = gate.limit, gate.alpha
+    values = np.ascontiguousarray(pairs if gate.is_interleaved else pairs.T).reshape(-1)
+    apply_gate(plan[0], values, outputs)
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks = pairs.reshape(1, -1) if gate.is_interleaved else pairs.T.reshape(1, -1)
-        expected = reference_gate(blocks, gate)[0]
+        expected = reference_gate(values[None], gate)[0]
     is_finite = np.abs(expected) < 1e29
     assert np.array_equal(np.isnan(outputs), np.isnan(expected))
     np.testing.assert_allclose(outputs[is_finite], expected[is_finite], rtol=1e-6, atol=1e-6)
