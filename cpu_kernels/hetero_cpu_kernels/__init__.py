@@ -1,8 +1,10 @@
-"""CPU side of the runtime: what this processor executes, its cores, and how fast it reads memory.
+"""CPU side of the runtime: what this processor executes, how fast it reads memory, experts computed on it.
 
     isa.probe_isa()                  instruction sets, each tried in a child process
     topology.read_topology()         cores, SMT siblings, NUMA nodes
     bandwidth.dram_read_gb_s(n)      GB/s that n threads read from memory
+    pool.WorkerPool.create()         threads that wait for compiled jobs
+    experts.CpuExperts(form, pool)   a layer's experts, computed where their records lie
 
 The face stays light: numba is imported only when a name of `bandwidth` is asked for.
 """

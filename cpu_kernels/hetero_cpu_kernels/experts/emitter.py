@@ -82,10 +82,10 @@ class Emitter:
         """Write a value to an address that need not be aligned."""
         self.build.store(value, self.build.inttoptr(address, POINTER), align=1)
 
-    def prefetch(self, address: Any) -> None:
-        """Ask for a cache line; an address outside of memory does no harm."""
+    def prefetch(self, address: Any, *, level: int = 1) -> None:
+        """Ask for a cache line, into the cache of a level; an address outside of memory does no harm."""
         pointer = self.build.inttoptr(address, POINTER)
-        self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(3), I32(1)])
+        self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(4 - level), I32(1)])
 
     # Vectors
 

@@ -44,7 +44,7 @@ class PlacedProjection:
         record["panel"], record["tiles"] = self._code.address("panel"), self._code.address("tiles")
         record["rows"], record["cols"] = matrix.rows, matrix.cols
         record["is_direct"], record["offset"] = program.is_direct, matrix.offset
-        record["dense_row_bytes"] = program.dense_row_bytes
+        record["row_bytes"] = matrix.row_bytes
         record["bias_offset"] = -1 if matrix.bias is None else matrix.bias.offset
         record["bias_encoding"] = 0 if matrix.bias is None else FLOAT_CODES[matrix.bias.encoding]
         record["is_packed"] = self._form.packed_elements > 0

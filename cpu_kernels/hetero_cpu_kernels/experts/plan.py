@@ -30,7 +30,7 @@ PROJECTION = np.dtype(
     [
         *((name, np.int64) for name in ("rows", "cols", "few_1", "few_2", "few_4")),
         *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles")),
-        *((name, np.int64) for name in ("is_direct", "offset", "dense_row_bytes")),
+        *((name, np.int64) for name in ("is_direct", "offset", "row_bytes")),
         *((name, np.int64) for name in ("bias_offset", "bias_encoding")),
         *((name, np.int64) for name in ("is_packed", "first_element", "table_at", "escapes_at")),
         ("few", LAYOUT),

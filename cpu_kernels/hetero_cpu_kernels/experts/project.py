@@ -112,8 +112,11 @@ def _multiply_many(matrix, task, start, rows):
         call_kernel(matrix.panel, task.arguments_at)
         weights, first = task.panel_at, 0
     if matrix.many.unit == 2:
-        offset = matrix.offset if matrix.is_direct else 0
-        _multiply_tiles(matrix, task, weights + offset + first * matrix.dense_row_bytes, start, rows)
+        following = weights
+        if matrix.is_direct:
+            following = _address_after(matrix, task, start + rows)
+            weights += matrix.offset + first * matrix.row_bytes
+        _multiply_tiles(matrix, task, (weights, following), start, rows)
         return
     arguments[0] = arguments[6] = weights
     arguments[1] = arguments[7] = first
@@ -133,12 +136,23 @@ def _multiply_many(matrix, task, start, rows):
 
 
 @_jit
+def _address_after(matrix, task, row):
+    """Where the weights lie that are read after the first `row` rows of a task."""
+    if row < task.rows:
+        return task.record + matrix.offset + (task.begin + row) * matrix.row_bytes
+    return task.next_record + matrix.offset + task.next_begin * matrix.row_bytes
+
+
+@_jit
 def _multiply_tiles(matrix, task, weights_at, start, rows):
-    """The same with tiles, whose results are brought from tiles to rows."""
+    """The same with tiles, whose results are brought from tiles to rows.
+
+    `weights_at`: addresses of these rows of weights, and of those that are multiplied next.
+    """
     row_groups, token_groups = (rows + 15) >> 4, (task.num_tokens + 15) >> 4
     first_row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
     arguments = carray(pointer(task.arguments_at), 8, np.int64)
-    arguments[0], arguments[1] = weights_at, row_groups
+    arguments[0], arguments[1], arguments[5] = weights_at[0], row_groups, weights_at[1]
     arguments[2] = matrix.many.at + first_row * matrix.many.row_bytes
     arguments[3], arguments[4] = token_groups, task.tiles_at
     call_kernel(matrix.tiles, task.arguments_at)

@@ -9,6 +9,7 @@ products share four loads:
 
     arguments   0 first row of weights   1 groups of 16 rows   2 activations   3 groups of 16 tokens
                 4 result: float32 [token groups, row groups, 16 rows, 16 tokens]
+                5 first row of the weights that are multiplied next
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class _Tiles:
     def __init__(self, emit: Emitter, columns: int, row_bytes: int) -> None:
         self._emit, self._columns, self._row_bytes = emit, columns, row_bytes
         self._weights, self._row_groups, self._x, self._token_groups, self._y = map(emit.argument, range(5))
+        self._next_weights = emit.argument(5)
 
     def write(self, configuration: Any) -> None:
         emit = self._emit
@@ -90,6 +92,8 @@ class _Tiles:
         for r, t in squares:
             self._tile("tilezero", 2 * r + t)
         with emit.loop(0, self._columns, step=_COLUMNS) as turn:
+            with emit.build.if_then(emit.build.icmp_signed("==", token_group, I64(0))):
+                self._prefetch_rows(row_group, num_rows, turn.index)
             for r, row in enumerate(rows):
                 place = emit.add(row, emit.mul(turn.index, 2))
                 self._tile("tileloadd64", 4 + r, place, self._row_bytes)
@@ -101,6 +105,14 @@ class _Tiles:
         for r, t in squares:
             group = emit.add(emit.mul(emit.add(token_group, t), self._row_groups), emit.add(row_group, r))
             self._tile("tilestored64", 2 * r + t, emit.add(self._y, emit.mul(group, _TILE_BYTES)), _ROW_BYTES)
+
+    def _prefetch_rows(self, row_group: Any, num_rows: int, column: Any) -> None:
+        """Ask for the same tiles of the next weights, which are used when these are done."""
+        emit = self._emit
+        first = emit.add(self._next_weights, emit.mul(row_group, TILE * self._row_bytes))
+        place = emit.add(first, emit.mul(column, 2))
+        for row in range(num_rows * TILE):
+            emit.prefetch(emit.add(place, row * self._row_bytes), level=2)
 
     def _tile(self, name: str, tile: int, address: Any = None, stride: int = 0) -> None:
         emit = self._emit
