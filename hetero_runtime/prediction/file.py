@@ -48,7 +48,6 @@ def write_predictor(
         "notes": dict(notes),
     }
     metadata = {"format": FORMAT, "predictor": json.dumps(described)}
-    # not save_file: it makes files that only their owner may read
     write_whole(path, lambda unfinished: unfinished.write_bytes(save(tensors, metadata)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,16 @@ from hetero_runtime.errors import DeviceError
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place.
 
-    `path` holds all of it or what it held before. Raises DeviceError when it cannot be written.
+    `path` holds all of it or what it held before, with the permissions of any new file (safetensors writes
+    files that only their owner may read). Raises DeviceError when it cannot be written.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     try:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch()
+        permissions = stat.S_IMODE(unfinished.stat().st_mode)
         write(unfinished)
+        unfinished.chmod(permissions)
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
         unfinished.unlink(missing_ok=True)

@@ -181,7 +181,7 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, used_until: Any) -
         if idle > _IDLE_TURNS:
             call_sleep(wiring.sleep, _IDLE_US)
     ending = _wait_for_last(wiring, events, finished, submitted)
-    return failure if failure != 0 else ending
+    return failure if failure != 0 and ending != STUCK_COPY else ending
 
 
 def compile_loop() -> None:

@@ -208,6 +208,17 @@ def test_close_waits_for_copies_under_way_and_can_be_called_again(make: Callable
     device.worker.raise_if_failed()
 
 
+@pytest.mark.slow
+def test_a_stuck_copy_is_not_hidden_by_the_failure_of_another() -> None:
+    device = Device(FakeLink(fail_at=1))
+    device.link.stick(True)
+    for key in range(2):
+        device.emit(key, slot=key)
+    device.worker._thread.join(20)  # the loop waits for the first copy as long as it ever does
+    with pytest.raises(TimeoutError, match="still under way"):
+        device.worker.close()
+
+
 def test_the_heart_beats_while_nothing_is_to_do(make: Callable[..., Device]) -> None:
     device = make()
     before = device.region.read(Word.HEARTBEAT)

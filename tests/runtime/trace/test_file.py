@@ -46,6 +46,12 @@ def test_round_trip(num_experts: int, dtype: type, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trace.safetensors"]
 
 
+def test_others_may_read_it_as_any_new_file(file: Path) -> None:
+    plain = file.with_name("plain")
+    plain.touch()
+    assert file.stat().st_mode == plain.stat().st_mode
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_a_truncated_file_is_refused(share: float, file: Path) -> None:
     content = file.read_bytes()
