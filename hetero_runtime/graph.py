@@ -58,10 +58,12 @@ def capture(
     _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
     bank, tables = _mapped(parts.store), _tables(parts, max_pairs=rows * top_k)
+    region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
+    tables.attach(region)  # the host reads errors there without waiting
     prefetch = None
     if prefetch_extra is not None:
         look_ahead = PreGate(parts.model, num_guesses=top_k + prefetch_extra, active=active)
-        prefetch = _prefetch(parts, look_ahead, bank, tables)
+        prefetch = _prefetch(parts, look_ahead, bank, tables, region)
     orchestrator = DeviceOrchestrator(
         _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
         cache=parts.cache,
@@ -142,12 +144,13 @@ def _format(parts: EagerParts) -> ExpertFormat:
 
 
 def _prefetch(
-    parts: EagerParts, look_ahead: PreGate, bank: MappedBank, tables: DeviceTables
+    parts: EagerParts, look_ahead: PreGate, bank: MappedBank, tables: DeviceTables, region: ControlRegion
 ) -> CapturedPrefetch:
     try:
         return CapturedPrefetch(
             look_ahead,
             tables=tables,
+            region=region,
             bank=bank,
             records=parts.store.records,
             slabs=parts.slabs,
@@ -166,7 +169,7 @@ def _mapped(store: ExpertStore) -> MappedBank:
 
 def _tables(parts: EagerParts, *, max_pairs: int) -> DeviceTables:
     try:
-        tables = DeviceTables(
+        return DeviceTables(
             num_slots=parts.slabs.num_slabs,
             num_layers=parts.store.num_layers,
             num_experts=parts.store.num_experts,
@@ -175,5 +178,3 @@ def _tables(parts: EagerParts, *, max_pairs: int) -> DeviceTables:
         )
     except ValueError as error:
         raise NotCapturableError(str(error)) from error
-    tables.attach(ControlRegion(tables.device))  # the host reads errors there without waiting
-    return tables

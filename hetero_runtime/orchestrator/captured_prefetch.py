@@ -43,7 +43,8 @@ class LookAhead(Protocol):
 class CapturedPrefetch:
     """See the module docstring. `records`: the host bank, uint8, packed if `bank` is.
 
-    `engine` carries the bytes. Construction attaches the tables to a region of its own and starts the worker.
+    `region`: what `tables` are attached to, with a ring of MOST_OUTSTANDING. `engine` carries the bytes.
+    Construction starts the worker.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class CapturedPrefetch:
         look_ahead: LookAhead,
         *,
         tables: DeviceTables,
+        region: ControlRegion,
         bank: MappedBank,
         records: torch.Tensor,
         slabs: SlabPool,
         engine: CopyEngine,
     ) -> None:
         self._look_ahead, self._tables, self._bank, self._slabs = look_ahead, tables, bank, slabs
-        self._region = ControlRegion(tables.device, ring_size=MOST_OUTSTANDING)
-        tables.attach(self._region)
+        self._region = region
         self._staging = None
         if bank.packing is not None:
             room = (max(RING_BUFFERS, len(engine.events) + 1), bank.record_bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetero_gpu.control import Word
+from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
@@ -21,7 +21,7 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Orchestrator, Phase
-from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
+from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
@@ -73,9 +73,12 @@ def on_device(parts: Parts, top_k: int, link: FakeLink | None = None) -> DeviceO
     prefetch = None
     if link is not None:
         link.stop_poisoning()
+        region = ControlRegion(cpu, ring_size=MOST_OUTSTANDING)
+        tables.attach(region)
         prefetch = CapturedPrefetch(
             PreGate(parts.model, num_guesses=top_k, active=active),
             tables=tables,
+            region=region,
             bank=bank,
             records=parts.store.records,
             slabs=parts.slabs,
