@@ -163,9 +163,12 @@ class GraphSequences:
         follow; UNSOUND where the logits are. Waits for the device."""
         logits = self._sequences.prefill(row, ids, images or None)[None]
         self._sampler.set(row, params, ids)
-        uniforms = torch.full((1,), uniform, device=ids.device)
-        everyone = torch.ones(1, dtype=torch.bool, device=ids.device)
-        said = self._sampler.draw(logits, uniforms, is_active=everyone, first_row=row)
+        if self._sampler.is_plain(params):
+            said = self._sampler.greedy(logits)
+        else:
+            uniforms = torch.full((1,), uniform, device=ids.device)
+            everyone = torch.ones(1, dtype=torch.bool, device=ids.device)
+            said = self._sampler.draw(logits, uniforms, is_active=everyone, first_row=row)
         self._tokens[row] = said[0].clamp_min(0)
         return int(said)
 

@@ -169,7 +169,10 @@ class KvCache:
     def hold_inactive(self, active: torch.Tensor) -> Iterator[None]:
         """Around a step of the first `len(active)` rows: states of linear attention stay as they are in rows
         that are not `active` (bool, on the device). Keys and values need nothing: what such a row writes lies
-        beyond its end."""
+        beyond its end. A single row is always active in its own step."""
+        if len(active) == 1:
+            yield
+            return
         states = [
             state[: len(active)]
             for layer in self._layers
