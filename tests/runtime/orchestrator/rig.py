@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -79,3 +81,14 @@ class CacheRig:
         for name, view in self.layout.view(record).items():
             view.copy_(self.experts[key.layer].get_parameter(name).detach()[key.expert])
         return record
+
+
+def given_up_at(layer: int) -> Callable[[], None]:
+    """A checkpoint that gives the pass up before its layer number `layer`."""
+    layers_begun = itertools.count()
+
+    def stop_at_layer() -> None:
+        if next(layers_begun) == layer:
+            raise RuntimeError("no longer wanted")
+
+    return stop_at_layer

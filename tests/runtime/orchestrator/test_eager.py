@@ -12,7 +12,7 @@ from hetero_runtime.hf.hooks import expert_mlp
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from tests.gpu.fake_copier import FailingCopier, FakeCopier
-from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig
+from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, given_up_at
 
 
 class Rig(CacheRig):
@@ -98,16 +98,8 @@ def test_prefill_fetches_popular_experts_ahead_and_decode_does_not(phase: Phase,
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_pass_given_up_between_layers_leaves_the_cache_whole(at: int) -> None:
     rig = Rig(3, FakeCopier())
-    layers_begun = 0
-
-    def stop_at_layer() -> None:
-        nonlocal layers_begun
-        if layers_begun == at:
-            raise RuntimeError("no longer wanted")
-        layers_begun += 1
-
     with pytest.raises(RuntimeError, match="no longer wanted"):
-        rig.pass_through_all_layers(stop_at_layer)
+        rig.pass_through_all_layers(given_up_at(at))
     rig.orchestrator.check()
     rig.compare(9, seed=3, phase=Phase.PREFILL)
 

@@ -20,7 +20,7 @@ from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_scheduler import ExpertKey
 from tests.gpu.experts.cases import DEVICE, IS_INTERPRETED, WHERE, assert_close
 from tests.gpu.fake_copier import FailingCopier, FakeCopier
-from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, Sizes
+from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, Sizes, given_up_at
 
 pytestmark = WHERE
 
@@ -207,16 +207,8 @@ def test_the_policy_sees_the_prompt_and_is_not_touched_otherwise() -> None:
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_pass_given_up_between_layers_leaves_the_cache_whole(at: int) -> None:
     rig = Rig(4, make_copier())
-    layers_begun = 0
-
-    def stop_at_layer() -> None:
-        nonlocal layers_begun
-        if layers_begun == at:
-            raise RuntimeError("no longer wanted")
-        layers_begun += 1
-
     with pytest.raises(RuntimeError, match="no longer wanted"):
-        rig.run(EVERY, stop_at_layer)
+        rig.run(EVERY, given_up_at(at))
     rig.orchestrator.check()
     assert rig.cache.counts().fetch == 0
     rig.compare(9, seed=3)

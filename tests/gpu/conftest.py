@@ -1,16 +1,15 @@
-"""Tables on a CPU, where Triton interprets their kernels, and on a GPU."""
+"""Kernels on a CPU, where Triton interprets them, and on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 
 @pytest.fixture(params=["interpreted", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the kernels run; one process can only do one of the two."""
+    pytest.importorskip("triton")
     from hetero_gpu.control.memory_order import IS_INTERPRETED
 
     if (request.param == "interpreted") != IS_INTERPRETED:
