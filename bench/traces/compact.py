@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hetero_runtime.trace import TraceInfo, read_trace, write_trace
-from hetero_runtime.trace.whole_file import write_whole
+from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.trace import Trace
 
 FORMAT = "bench.traces.compact/1"

@@ -19,7 +19,7 @@ from torch import Tensor
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.description import FORMAT, TRAIN_ANEW, read_description
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.trace.whole_file import write_whole
+from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from hetero_runtime.checkpoint.safetensors_file import TensorEntry, read_header
 from hetero_runtime.errors import CheckpointError
-from hetero_runtime.trace.whole_file import write_whole
+from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.trace import Trace
 
 FORMAT = "hetero_runtime.trace/1"
