@@ -336,12 +336,12 @@ def _reduce_splits(
     if HAS_SINKS:
         sink = tl.load(sink_pointer + head).to(tl.float32)
         peak = tl.maximum(peak, sink)
-    total = tl.sum(tl.where(is_written, tl.exp(peaks - peak) * totals, 0.0), 0)
+    total = tl.sum(tl.exp(peaks - peak) * tl.where(is_written, totals, 0.0), 0)
     if HAS_SINKS:
         total += tl.exp(sink - peak)
     num_written = tl.sum(is_written.to(tl.int32), 0)
     weights = tl.exp(_load(peak_pointer, at * SPLITS + chunk, chunk < num_written, float("-inf")) - peak)
-    output = tl.where((chunk < num_written)[:, None], parts * weights[:, None], 0.0)
+    output = tl.where((chunk < num_written)[:, None], parts, 0.0) * weights[:, None]
     chunk += CHUNK
     while tl.min(chunk, 0) < num_written:
         slots, is_part = at * SPLITS + chunk, chunk < num_written
