@@ -7,6 +7,7 @@ import typer
 from hetero_runtime.cli.chat import chat_command
 from hetero_runtime.cli.config import config_command
 from hetero_runtime.cli.doctor import doctor_command
+from hetero_runtime.cli.evaluation import app as evaluation_app
 from hetero_runtime.cli.plan import plan_command
 from hetero_runtime.cli.run import run_command
 from hetero_runtime.cli.simulate import simulate_command
@@ -29,6 +30,7 @@ app.command("verify")(verify_command)
 app.command("trace")(trace_command)
 app.command("simulate")(simulate_command)
 app.command("train-predictor")(train_predictor_command)
+app.add_typer(evaluation_app, name="eval")
 
 
 def main() -> None:

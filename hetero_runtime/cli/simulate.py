@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +12,6 @@ from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from hetero_runtime.trace import TraceInfo
     from hetero_scheduler.predict import Predictor
     from hetero_scheduler.simulator import Machine
@@ -57,6 +54,7 @@ def simulate_command(
     """
     from rich.console import Console
 
+    from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.simulation import Sweep, draw_hit_rates, render_results, run_sweep, to_json
     from hetero_runtime.trace import read_trace
 
@@ -74,7 +72,7 @@ def simulate_command(
         ),
     )
     trained = _trained(sweep.predictors, predictor_file, routing, info)
-    with _bar() as progress:
+    with count_progress("replays") as progress:
         results = run_sweep(routing, sweep, trained=trained, progress=progress)
     Console(stderr=as_json).print(render_results(results, info))
     if plot is not None:
@@ -133,16 +131,3 @@ def _trained(
 
     stored = read_predictor(file, RouterFingerprint.of_trace(trace, info))
     return {_MAMBA2: Foreseen(Mamba2Predictor(stored.models), trace)}
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of replays, on standard error where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("replays"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("replays", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""One sequence's way through a transformers model: prompt in, then token by token.
+"""Ways through a transformers model: a sequence, prompt in, then token by token; or whole rows at once.
 
 transformers renamed `past_key_values` to `cache` between the releases that we support, and vision-language
 models keep a position offset on the model, where two sequences would overwrite each other's. Both end here.
@@ -102,3 +102,17 @@ class SequenceState:
         if self._position_offset is not None:
             positions = positions + self._position_offset
         return positions.expand(3, 1, -1)
+
+
+@torch.inference_mode()
+def forward_rows(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits after every token of several texts at once, nothing kept. `[rows, n]` to `[rows, n, vocab]`
+
+    Every row begins with the first token of its text. A shorter one is filled up at its end with any ids: the
+    model is causal, so what comes before never sees them.
+    """
+    arguments: dict[str, Any] = {"use_cache": False}
+    if ForwardArguments.of(model).has_image_positions:
+        arguments["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(3, len(ids), -1)
+    logits: torch.Tensor = model(input_ids=ids, **arguments).logits
+    return logits

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from hetero_runtime.cli.progress import BytesProgress
+from hetero_runtime.cli.progress import BytesProgress, count_progress
 
 
 def _draw(*, is_terminal: bool) -> str:
@@ -27,3 +28,9 @@ def test_a_terminal_sees_bytes_and_time_left() -> None:
 
 def test_a_pipe_sees_nothing() -> None:
     assert _draw(is_terminal=False) == ""
+
+
+def test_things_counted_are_silent_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with count_progress("tokens") as seen:
+        seen(3, 10)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,14 @@
+"""`hetero-runtime eval`: what a configuration does to the quality of a model. A module for each command."""
+
+from __future__ import annotations
+
+import typer
+
+from hetero_runtime.cli.evaluation.perplexity import perplexity_command
+
+app = typer.Typer(
+    help="What a configuration does to quality: perplexity, divergence, tasks, comparisons.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("perplexity")(perplexity_command)

@@ -1,0 +1,27 @@
+"""The configuration that an evaluation loads: the same function, by the way that is quickest for whole texts.
+
+What a model says depends on its weights, the format of its experts and its routing policy. How a step is
+driven and what is fetched when is speed alone, so that is set to what a full forward needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetero_runtime.config import Config
+from hetero_runtime.config.combinations import acts_on_forecasts
+from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig
+
+
+def for_evaluation(config: Config) -> Config:
+    """`config`, driven by the host and without forecasts. Numbers differ from the captured step's only as
+    float sums in another order do."""
+    eager = replace(config, execution=replace(config.execution, mode="eager"))
+    if not acts_on_forecasts(config):
+        return eager
+    return replace(
+        eager,
+        prediction=PredictionConfig(),
+        prefetch=PrefetchConfig(),
+        eviction=EvictionConfig(),
+    )
