@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from hetero_runtime.cli.evaluation.compare import compare_command
 from hetero_runtime.cli.evaluation.perplexity import perplexity_command
 
 app = typer.Typer(
@@ -12,3 +13,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("perplexity")(perplexity_command)
+app.command("compare")(compare_command)

@@ -1,0 +1,105 @@
+"""`hetero-runtime eval compare REFERENCE OTHER...`: paired differences, with how sure they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from hetero_runtime.evaluation.comparison import Comparison, Summary
+
+_COLUMNS = ("task", "metric", "questions", "reference", "value", "difference", "± 95 %", "better", "worse")
+
+
+@exit_on_error
+def compare_command(
+    reference: Annotated[Path, typer.Argument(help="Results that the others are compared with.")],
+    others: Annotated[list[Path], typer.Argument(help="Results of other configurations.")],
+    metrics: Annotated[
+        list[str] | None, typer.Option("--metric", help="Compare this one alone. Repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare files of `eval tasks --out` question by question: exact McNemar, Holm over the table.
+
+    Where a question has several values (instructions of a prompt) it is still the unit: a sign-flip test, and
+    a standard error robust to what is inside it.
+    """
+    from rich.console import Console
+
+    from hetero_runtime.evaluation.comparison import compare, summarise
+    from hetero_runtime.evaluation.results import read_results
+
+    family = compare(read_results(reference), [read_results(path) for path in others], metrics=metrics or ())
+    summaries = summarise(family)
+    Console(stderr=as_json).print(_render(family, summaries))
+    if as_json:
+        report = {
+            "comparisons": [one.to_json() for one in family],
+            "means": [summary._asdict() for summary in summaries],
+        }
+        typer.echo(json.dumps(report))
+
+
+def _render(family: Sequence[Comparison], summaries: Sequence[Summary]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    legend = (
+        "* significant at 0.05 after Holm's correction over the whole table · † before it alone · "
+        "better, worse: questions that differ · a difference that is not significant is no proof of equality"
+    )
+    labels = dict.fromkeys(one.label for one in family)
+    tables = [_table([one for one in family if one.label == label]) for label in labels]
+    means = [
+        Text(
+            f"{each.label}: mean difference over {each.num_tasks} tasks "
+            f"{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} (95 %)"
+        )
+        for each in summaries
+    ]
+    return Group(*tables, *means, Text(legend, style="dim"))
+
+
+def _table(family: Sequence[Comparison]) -> RenderableType:
+    from rich.table import Table
+
+    title = f"{family[0].label} against {family[0].reference}, × 100"
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 0, 0, 1), title=title, title_justify="left", header_style="bold"
+    )
+    for i, name in enumerate((*_COLUMNS, "p", "p (Holm)")):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
+    for one in family:
+        half = (one.interval[1] - one.interval[0]) / 2
+        table.add_row(
+            one.task,
+            one.metric,
+            f"{one.num_questions:,}",
+            *(f"{100 * value:.2f}" for value in (one.reference_value, one.value)),
+            f"{100 * one.difference:+.2f}{_mark(one)}",
+            f"{100 * half:.2f}",
+            f"{one.only_label:,}",
+            f"{one.only_reference:,}",
+            f"{one.p:.4f}",
+            f"{one.p_holm:.4f}",
+        )
+    return table
+
+
+def _mark(one: Comparison) -> str:
+    from hetero_runtime.evaluation.significance import LEVEL
+
+    if one.is_significant:
+        return "*"
+    return "†" if one.p < LEVEL else ""
