@@ -31,7 +31,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     for k in range(fewer + 1):
         tail += ways
         ways = ways * (discordant - k) // (k + 1)
-    return min(1.0, 2 * tail / 2**discordant)
+    return min(1.0, float(2 * tail / 2**discordant))
 
 
 def sign_flip(differences: npt.ArrayLike) -> float:
