@@ -167,8 +167,7 @@ class DeviceTables:
         if num_fetching:
             raise ValueError(f"{num_fetching} slots await a prefetch: land them before the host takes over")
         machine.restore(table)
-        eviction.score[:] = self.score.cpu().numpy()
-        eviction.passes[:] = self.clock.cpu().numpy()
+        eviction.restore(self.score.cpu().numpy(), self.clock.cpu().numpy())
 
     def load(self, table: SlotTable) -> None:
         """Hold the slots that `table` says; scores stay."""

@@ -37,3 +37,7 @@ class EvictionPolicy(ABC):
     def observe_forecast(self, forecast: Forecast) -> None:  # noqa: B027 - most policies know history alone
         """A predictor's newest word, told after `observe` of the layer that led to it. A policy of history
         alone does not listen."""
+
+    def restore(self, score: npt.NDArray[np.float64], passes: npt.NDArray[np.int64]) -> None:
+        """Become what whoever kept the scores meanwhile says of them. Shapes as for `score` and `passes`."""
+        self.score[:], self.passes[:] = score, passes

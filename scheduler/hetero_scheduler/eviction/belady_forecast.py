@@ -10,22 +10,28 @@ import numpy.typing as npt
 from hetero_scheduler.eviction.base import EvictionPolicy
 from hetero_scheduler.predict.base import Forecast
 
+NUM_STEPS, DECAY = 8, 0.5
+"""c and λ of the paper."""
+
 
 class BeladyForecast(EvictionPolicy):
     """Score: Σ λ^j · p_j / Σ λ^j over the next c runs of the expert's layer, j = 0 the nearest.
 
-    c = 8 and λ = 0.5, as in the paper. Its sum starts where the prefetched step ends; here it starts with the
+    The paper's sum starts where the prefetched step ends; here it starts with the
     layer's next run, whichever that is: from a forecast on, that is the forecast's entry 0, and each time
     the layer runs the window moves one entry on. So an expert that is needed next is not given away before
     its layer has run, and one that was is judged by what comes after. A forecast therefore holds c + 1
     entries; where fewer are left, the sums end there; once none is left, the last score stays.
 
     Until a layer has a forecast its experts score by last use, all of them below 0 and so below any forecast.
+    Sums are added up nearest first, in float64: other places that compute them come to the same bits.
     """
 
     name: ClassVar[str] = "belady"
 
-    def __init__(self, num_layers: int, num_experts: int, *, num_steps: int = 8, decay: float = 0.5) -> None:
+    def __init__(
+        self, num_layers: int, num_experts: int, *, num_steps: int = NUM_STEPS, decay: float = DECAY
+    ) -> None:
         """`num_steps`: c. `decay`: λ, in (0, 1). Raises ValueError outside these."""
         super().__init__(num_layers, num_experts)
         if num_steps < 1 or not 0 < decay < 1:
@@ -39,7 +45,8 @@ class BeladyForecast(EvictionPolicy):
         self.passes[layer] += 1
         ahead = self._ahead.get(layer)
         if ahead is None:
-            self.score[layer, np.flatnonzero(tokens_per_expert)] = -1.0 / self.passes.sum()
+            is_unforeseen = (tokens_per_expert > 0) & (self.score[layer] < 0)
+            self.score[layer, is_unforeseen] = -1.0 / self.passes.sum()
         else:
             self._look_ahead(layer, ahead[1:])
 
@@ -51,8 +58,15 @@ class BeladyForecast(EvictionPolicy):
         for index, layer in enumerate(forecast.layers):
             self._look_ahead(layer, forecast.probabilities[:, index])
 
+    def restore(self, score: npt.NDArray[np.float64], passes: npt.NDArray[np.int64]) -> None:
+        """As in the contract. Windows are not restored: a score that came of a forecast stays until the next
+        forecast of its layer."""
+        super().restore(score, passes)
+        self._ahead.clear()
+
     def _look_ahead(self, layer: int, ahead: npt.NDArray[np.float32]) -> None:
         self._ahead[layer] = ahead
         weights = self._weights[: len(ahead)]
         if weights.size:
-            self.score[layer] = weights @ ahead[: weights.size].astype(np.float64) / weights.sum()
+            terms = weights[:, None] * ahead[: weights.size]
+            self.score[layer] = np.add.accumulate(terms)[-1] / weights.sum()

@@ -48,6 +48,12 @@ class BeladyRows(EvictionPolicy):
         self._rows[self._current].observe_forecast(forecast)
         self._refresh(forecast.layers)
 
+    def restore(self, score: npt.NDArray[np.float64], passes: npt.NDArray[np.int64]) -> None:
+        """As in the contract; every row begins with the scores that all had together."""
+        super().restore(score, passes)
+        for row in self._rows:
+            row.restore(score, passes)
+
     def _refresh(self, layers: range | list[int] | tuple[int, ...]) -> None:
         for layer in layers:
             first, *others = (self._rows[row].score[layer] for row in self._active)
