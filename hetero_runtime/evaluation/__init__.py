@@ -7,7 +7,7 @@
 Importing this face is light; the harness needs torch and stands in `hetero_runtime.evaluation.harness`.
 """
 
-from hetero_runtime.evaluation.base import Estimate, RowScore, TokenIds, clustered_mean
+from hetero_runtime.evaluation.base import Estimate, RowScore, TokenIds, TokensSeen, clustered_mean
 from hetero_runtime.evaluation.perplexity import Perplexity
 
-__all__ = ["Estimate", "Perplexity", "RowScore", "TokenIds", "clustered_mean"]
+__all__ = ["Estimate", "Perplexity", "RowScore", "TokenIds", "TokensSeen", "clustered_mean"]

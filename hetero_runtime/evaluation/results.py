@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_runtime.errors import RequestError
+from hetero_runtime.evaluation.base import Estimate, clustered_mean
 from hetero_runtime.whole_file import write_whole
 
 FORMAT = "hetero-runtime results of questions, 1"
@@ -58,6 +59,17 @@ def read_results(path: Path) -> Results:
         return Results(str(content["label"]), tasks, dict(content["configuration"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"{path}: is damaged ({error!r}); it should hold {_SHAPE}") from error
+
+
+def means(results: Results) -> dict[str, dict[str, Estimate]]:
+    """The mean of each metric of each task over its values, with the question as the unit."""
+    return {
+        task: {
+            metric: clustered_mean([sum(each) for each in answers.values()], [*map(len, answers.values())])
+            for metric, answers in metrics.items()
+        }
+        for task, metrics in results.tasks.items()
+    }
 
 
 def _answers(values: Mapping[str, list[float]]) -> Answers:

@@ -6,6 +6,7 @@ import typer
 
 from hetero_runtime.cli.evaluation.compare import compare_command
 from hetero_runtime.cli.evaluation.perplexity import perplexity_command
+from hetero_runtime.cli.evaluation.tasks import tasks_command
 
 app = typer.Typer(
     help="What a configuration does to quality: perplexity, divergence, tasks, comparisons.",
@@ -13,4 +14,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("perplexity")(perplexity_command)
+app.command("tasks")(tasks_command)
 app.command("compare")(compare_command)
