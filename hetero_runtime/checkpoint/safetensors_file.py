@@ -59,6 +59,14 @@ def read_header(path: str | Path) -> list[TensorEntry]:
     return entries
 
 
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The texts that a file carries beside its tensors, by name. Raises CheckpointError as `read_header`."""
+    metadata = _read_json(Path(path))[0].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{path}: the metadata of its header are no texts; {_DOWNLOAD_AGAIN}")
+    return metadata
+
+
 def _read_json(path: Path) -> tuple[dict[str, Any], int, int]:
     """The parsed header, the file offset of its data, and the size of the file in bytes."""
     try:

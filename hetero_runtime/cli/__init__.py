@@ -8,6 +8,7 @@ from hetero_runtime.cli.chat import chat_command
 from hetero_runtime.cli.config import config_command
 from hetero_runtime.cli.doctor import doctor_command
 from hetero_runtime.cli.evaluation import app as evaluation_app
+from hetero_runtime.cli.pack import pack_command
 from hetero_runtime.cli.plan import plan_command
 from hetero_runtime.cli.run import run_command
 from hetero_runtime.cli.simulate import simulate_command
@@ -27,6 +28,7 @@ app.command("plan")(plan_command)
 app.command("doctor")(doctor_command)
 app.command("config")(config_command)
 app.command("verify")(verify_command)
+app.command("pack")(pack_command)
 app.command("trace")(trace_command)
 app.command("simulate")(simulate_command)
 app.command("train-predictor")(train_predictor_command)

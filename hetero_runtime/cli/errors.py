@@ -10,6 +10,9 @@ import typer
 
 from hetero_runtime.errors import HeteroError
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero_runtime.cli import sampling
-from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.errors import INTERRUPTED, exit_on_error
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from hetero_runtime.trace import RoutingFacts
     from hetero_runtime.trace.progress import TraceProgress
     from hetero_runtime.trace.recorder import Recorded, TraceSettings
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
 
 
 @exit_on_error

@@ -28,6 +28,10 @@ DIRECT_ALIGN = 4096
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+PROBES_A_THREAD = 4
+"""Extents that each thread reads each way before the faster way is chosen."""
+
+
 class ReadPath(enum.Enum):
     """How bytes come from a file."""
 
@@ -132,6 +136,14 @@ class PathChoice:
         self._num_bytes = dict.fromkeys(ReadPath, 0)
         self._seconds = dict.fromkeys(ReadPath, 0.0)
 
+    @classmethod
+    def among(cls, num_extents: int, *, threads: int, fixed: ReadPath | None = None) -> PathChoice:
+        """A choice for so many extents; too few to learn from are read directly, unless `fixed` says how."""
+        num_probes = PROBES_A_THREAD * threads
+        if fixed is None and num_extents <= 4 * num_probes:
+            fixed = ReadPath.DIRECT
+        return cls(num_probes=num_probes, fixed=fixed)
+
     def next(self) -> ReadPath:
         """The way for the next extent."""
         with self._lock:
@@ -154,6 +166,19 @@ class PathChoice:
             self._seconds[path] += time.perf_counter() - began
             if self._chosen is None and min(self._num_done.values()) >= self._num_probes:
                 self._chosen = max(ReadPath, key=lambda p: self._num_bytes[p] / self._seconds[p])
+
+
+def read_extent(reader: ExtentReader, extent: Extent, choice: PathChoice) -> int:
+    """Read one extent the way that `choice` says. Returns its bytes; raises CheckpointError."""
+    path, began = choice.next(), time.perf_counter()
+    try:
+        reader.read(extent, path)
+    except DirectRefused:
+        choice.refuse_direct()
+        path, began = ReadPath.BUFFERED, time.perf_counter()
+        reader.read(extent, path)
+    choice.observe(path, extent.num_bytes, began)
+    return extent.num_bytes
 
 
 def scatter(source: torch.Tensor, bank: torch.Tensor, read: Read) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -32,6 +32,12 @@ class WeightForm:
 
     kind: Literal["plain", "block_scaled", "mxfp4"]
     block: tuple[int, int] | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> WeightForm:
+        """The form whose `dataclasses.asdict` went through JSON. Raises TypeError for an unknown field."""
+        block = values.get("block")
+        return cls(**{**values, "block": None if block is None else tuple(block)})
 
 
 PLAIN = WeightForm("plain")

@@ -77,6 +77,11 @@ def group_reads(reads: Iterable[Read], extent_bytes: int = EXTENT_BYTES) -> list
     return extents
 
 
+def longest_of(extents: Iterable[Extent]) -> int:
+    """Bytes of the longest extent, gaps included."""
+    return max((extent.end - extent.begin for extent in extents), default=EXTENT_BYTES)
+
+
 def split_read(read: Read, max_bytes: int) -> Iterator[Read]:
     """The same read in pieces of at most `max_bytes`; a scattered one is cut between rows of axis 0."""
     if read.num_bytes <= max_bytes:

@@ -20,6 +20,8 @@ from hetero_runtime.experts.formats import MXFP4, PLAIN, SCALE_SUFFIX, WeightFor
 from hetero_runtime.experts.placement import Placement, contiguous_strides, find_placements
 from hetero_runtime.experts.reads import Read, Scatter
 from hetero_runtime.experts.record import RecordLayout
+from hetero_runtime.experts.table import RecordTable
+from hetero_scheduler.keys import ExpertKey
 
 PLAIN_DTYPES = ("F32", "F16", "BF16")
 SCALED_DTYPES = ("F8_E4M3", "F8_E5M2", "I8")
@@ -127,22 +129,24 @@ class ExpertPlan:
         return self.modules[0].num_experts
 
     @property
-    def bank_bytes(self) -> int:
-        """Bytes of all records."""
-        return len(self.modules) * self.num_experts * self.layout.record_bytes
+    def table(self) -> RecordTable:
+        """The records that it builds."""
+        return RecordTable(len(self.modules), self.num_experts, self.layout, self.forms)
 
     def reads(self) -> Iterator[Read]:
         """Every read that fills the bank; layer by layer, expert by expert."""
-        for layer, module in enumerate(self.modules):
-            sources = {p.name: p for p in module.parameters}
-            for expert in range(self.num_experts):
-                start = (layer * self.num_experts + expert) * self.layout.record_bytes
-                for field, placed in zip(self.layout.fields, self.fields, strict=True):
-                    source = sources[placed.parameter]
-                    tensors = source.scales if placed.is_scale else source.weights
-                    for name, placement in placed.placements.items():
-                        entry = tensors[name].of(expert, self.num_experts)
-                        yield _read(entry, placement, start + field.offset, field.dtype.itemsize)
+        for row in range(self.table.num_records):
+            yield from self.reads_of(self.table.key(row), start=row * self.layout.record_bytes)
+
+    def reads_of(self, key: ExpertKey, *, start: int) -> Iterator[Read]:
+        """The reads of one record, whose first byte is to lie at byte `start` of a bank."""
+        sources = {p.name: p for p in self.modules[key.layer].parameters}
+        for field, placed in zip(self.layout.fields, self.fields, strict=True):
+            source = sources[placed.parameter]
+            tensors = source.scales if placed.is_scale else source.weights
+            for name, placement in placed.placements.items():
+                entry = tensors[name].of(key.expert, self.num_experts)
+                yield _read(entry, placement, start + field.offset, field.dtype.itemsize)
 
 
 def plan_experts(modules: Sequence[ExpertsModule]) -> ExpertPlan:

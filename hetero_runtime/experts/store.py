@@ -9,9 +9,7 @@ For a device behind a link the records may be packed once they are all there (`p
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -19,13 +17,15 @@ import torch
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import unpack_reference
 from hetero_runtime.experts.bank import HostBank
-from hetero_runtime.experts.extent_reader import DirectRefused, ExtentReader, PathChoice, ReadPath
+from hetero_runtime.experts.extent_reader import ExtentReader, PathChoice, ReadPath, read_extent
 from hetero_runtime.experts.formats import WeightForm, materialize
+from hetero_runtime.experts.in_parallel import run_all
 from hetero_runtime.experts.oracle import check_expert
 from hetero_runtime.experts.packing import pack_bank, packing_of
-from hetero_runtime.experts.reads import EXTENT_BYTES, Extent, group_reads
+from hetero_runtime.experts.reads import Extent, group_reads, longest_of
 from hetero_runtime.experts.record import RecordLayout
-from hetero_runtime.experts.sources import ExpertPlan, ExpertsModule, plan_experts
+from hetero_runtime.experts.sources import ExpertsModule, plan_experts
+from hetero_runtime.experts.table import RecordTable
 from hetero_runtime.no_room import no_room_for
 from hetero_scheduler.keys import ExpertKey
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from hetero_gpu.host_memory import Registration
 
 log = logging.getLogger(__name__)
-
-PROBES_A_THREAD = 4
-"""Extents that each thread reads each way before the faster way is chosen."""
 
 REGISTER_BYTES = 1 << 30
 """About how much is registered with CUDA in one call; rounded to whole records."""
@@ -54,13 +51,12 @@ class ExpertStore:
     `packing`: how the bank has its records; None: plain, as `layout` says.
     """
 
-    def __init__(self, plan: ExpertPlan, bank: HostBank, packing: PackedLayout | None = None) -> None:
-        self.layout: RecordLayout = plan.layout
+    def __init__(self, table: RecordTable, bank: HostBank, packing: PackedLayout | None = None) -> None:
+        self._table, self._bank = table, bank
         self.packing = packing
-        self.forms: dict[str, WeightForm] = plan.forms
-        self.num_layers = len(plan.modules)
-        self.num_experts = plan.num_experts
-        self._bank = bank
+        self.layout: RecordLayout = table.layout
+        self.forms: dict[str, WeightForm] = table.forms
+        self.num_layers, self.num_experts = table.num_layers, table.num_experts
 
     @property
     def bank_bytes(self) -> int:
@@ -84,9 +80,7 @@ class ExpertStore:
 
     def record(self, key: ExpertKey) -> torch.Tensor:
         """One expert as the bank has it: uint8 `[stored_bytes]`, a view."""
-        assert key.layer in range(self.num_layers), f"no layer for {key}"
-        assert key.expert in range(self.num_experts), f"no expert for {key}"
-        start = (key.layer * self.num_experts + key.expert) * self.stored_bytes
+        start = self._table.row(key) * self.stored_bytes
         return self._bank.bytes[start : start + self.stored_bytes]
 
     def plain_record(self, key: ExpertKey) -> torch.Tensor:
@@ -126,13 +120,13 @@ def load_store(
     plan = plan_experts(modules)
     extents = group_reads(plan.reads())
     packing = packing_of(plan.layout) if is_packed else None
-    bank = HostBank(plan.bank_bytes)
+    bank = HostBank(plan.table.num_bytes)
     work = _Work(progress, sum(e.num_bytes for e in extents), bank.num_bytes if packing is not None else 0)
     try:
         _fill_bank(bank, extents, threads=threads, work=work, read_path=read_path)
         if packing is not None and not _is_packed(bank, packing, threads=threads, work=work):
             packing = None
-        store = ExpertStore(plan, bank, packing)
+        store = ExpertStore(plan.table, bank, packing)
         key = ExpertKey(store.num_layers - 1, store.num_experts - 1)
         check_expert(plan, key, store.layout.view(store.plain_record(key)))
     except BaseException:
@@ -157,15 +151,20 @@ class _Work:
 
     def __init__(self, progress: Progress | None, read_bytes: int, pack_bytes: int) -> None:
         self._progress, self._read_bytes, self._total = progress, read_bytes, read_bytes + pack_bytes
+        self._num_read = 0
 
-    def read(self, bytes_done: int) -> None:
-        """So many bytes are read."""
-        if self._progress is not None:
-            self._progress(bytes_done, self._total)
+    def read(self, num_bytes: int) -> None:
+        """So many bytes more are read."""
+        self._num_read += num_bytes
+        self._tell(self._num_read)
 
     def packed(self, bytes_done: int) -> None:
         """All is read, and so many bytes are packed."""
-        self.read(self._read_bytes + bytes_done)
+        self._tell(self._read_bytes + bytes_done)
+
+    def _tell(self, bytes_done: int) -> None:
+        if self._progress is not None:
+            self._progress(bytes_done, self._total)
 
 
 def _fill_bank(
@@ -176,32 +175,14 @@ def _fill_bank(
     work: _Work,
     read_path: ReadPath | None,
 ) -> None:
-    num_probes = PROBES_A_THREAD * threads
-    is_worth_choosing = read_path is None and len(extents) > 4 * num_probes
-    choice = PathChoice(
-        num_probes=num_probes, fixed=None if is_worth_choosing else read_path or ReadPath.DIRECT
-    )
-    done = 0
-    longest = max((extent.end - extent.begin for extent in extents), default=EXTENT_BYTES)
-    reader = ExtentReader(bank.bytes, scratch_bytes=longest)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="expert-read")
+    choice = PathChoice.among(len(extents), threads=threads, fixed=read_path)
+    reader = ExtentReader(bank.bytes, scratch_bytes=longest_of(extents))
     try:
-        for future in as_completed([pool.submit(_read_one, reader, extent, choice) for extent in extents]):
-            done += future.result()
-            work.read(done)
+        run_all(
+            lambda extent, _: read_extent(reader, extent, choice),
+            extents,
+            threads=threads,
+            done=lambda extent: work.read(extent.num_bytes),
+        )
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
         reader.close()
-
-
-def _read_one(reader: ExtentReader, extent: Extent, choice: PathChoice) -> int:
-    """Read one extent the way that `choice` says. Returns its bytes."""
-    path, began = choice.next(), time.perf_counter()
-    try:
-        reader.read(extent, path)
-    except DirectRefused:
-        choice.refuse_direct()
-        path, began = ReadPath.BUFFERED, time.perf_counter()
-        reader.read(extent, path)
-    choice.observe(path, extent.num_bytes, began)
-    return extent.num_bytes
