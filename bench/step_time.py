@@ -21,6 +21,7 @@ KINDS = {
     "experts": ("up_kernel", "down_kernel", "sum_kernel"),
     "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append"),
     "products": ("nvjet", "gemm", "gemv", "cutlass", "splitK", "cublas", "_linear_"),
+    "predictor": ("_forecast_kernel",),
     "tables": ("_ensure_kernel", "_create_kernel", "_land_kernel"),
     "misses": ("_gather_", "_decode_kernel", "_await_kernel", "_unpack_kernel", "Memcpy HtoD"),
 }

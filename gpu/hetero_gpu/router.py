@@ -146,10 +146,28 @@ def _choose(
     TOP_K: tl.constexpr,
     CHOSEN: tl.constexpr,
 ):
-    """One token: the greatest key, again and again. A logit that is no number is chosen last, and makes all
-    weights no numbers."""
+    """One token, from memory to memory."""
     experts, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
     stored = tl.load(logits + experts, mask=experts < EXPERTS, other=float("-inf"))
+    shares, index = chosen_of(stored, IS_RENORMALISED, SLOTS, TOP_K, CHOSEN)
+    tl.store(weights + places, shares, mask=places < TOP_K)
+    tl.store(indices + places, index.to(tl.int64), mask=places < TOP_K)
+
+
+@triton.jit
+def chosen_of(
+    stored,
+    IS_RENORMALISED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOSEN: tl.constexpr,
+):
+    """Of logits `stored` `[SLOTS]`, -inf where there is no expert: weights and experts (int32), best first.
+
+    Both `[CHOSEN]`, the first TOP_K of which mean something; other weights are 0. The greatest key, again and
+    again: a logit that is no number is chosen last, and makes all weights no numbers.
+    """
+    experts, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
     loaded = stored.to(tl.float32)
     IS_SHORT: tl.constexpr = stored.dtype.primitive_bitwidth == 16
     LEAST: tl.constexpr = -(2**31) if IS_SHORT else -(2**62)
@@ -160,16 +178,14 @@ def _choose(
         chosen = tl.where(places == place, best, chosen)
         keys = tl.where(keys == best, LEAST, keys)
     values, index = _taken_apart(chosen, IS_SHORT)
-    is_chosen = places < TOP_K
-    values = tl.where(is_chosen, values, float("-inf"))
+    values = tl.where(places < TOP_K, values, float("-inf"))
     peak = tl.max(values, 0)
     shares = tl.exp(values - peak)
     if IS_RENORMALISED:
         total = tl.sum(shares, 0) + tl.sum(tl.where(loaded != loaded, loaded, 0.0), 0)
     else:
         total = tl.sum(tl.exp(loaded - peak), 0)
-    tl.store(weights + places, shares / total, mask=is_chosen)
-    tl.store(indices + places, index.to(tl.int64), mask=is_chosen)
+    return shares / total, index
 
 
 @triton.jit

@@ -12,6 +12,7 @@ class TableError(IntEnum):
     NO_SLOT = 1
     BAD_EXPERT = 2
     BAD_LANDING = 3
+    FORECAST_STALLED = 4
 
     def explain(self) -> str:
         """One sentence for a user."""
@@ -26,4 +27,5 @@ _EXPLANATIONS = {
     ),
     TableError.BAD_EXPERT: "the router chose an expert that the model does not have",
     TableError.BAD_LANDING: "the prefetch worker reported a copy that nobody asked for",
+    TableError.FORECAST_STALLED: "programs of a forecast waited in vain for each other",
 }

@@ -109,6 +109,16 @@ class Mamba2Predictor(Predictor):
         self._forecast = forecasts[-1]
         return tuple(forecasts)
 
+    def states(self) -> tuple[CompiledState, ...]:
+        """Copies of what the models remember, one a group."""
+        return tuple(CompiledState(state.conv.copy(), state.ssm.copy()) for state in self._states)
+
+    def restore(self, states: Sequence[CompiledState]) -> None:
+        """Go on from `states`, one a group, which are copied. There is no forecast until the next trigger."""
+        assert len(states) == len(self.groups), f"{len(states)} states for {len(self.groups)} groups"
+        self._states = [CompiledState(state.conv.copy(), state.ssm.copy()) for state in states]
+        self._forecast = None
+
     def _run(self, group: range, step: int) -> Forecast:
         g = self._group_of[group.start]
         routed = self._logits[group.start : group.stop]

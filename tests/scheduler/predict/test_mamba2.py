@@ -115,3 +115,17 @@ def test_models_of_different_routers_are_refused() -> None:
     models = [GroupModel(GroupShape(1, experts, TOP_K, sizes=SIZES)) for experts in (4, 5)]
     with pytest.raises(ValueError, match="give one router"):
         Mamba2Predictor(models)
+
+
+def test_it_goes_on_from_states_that_it_gave() -> None:
+    trace, predictor, other = make_trace(4), make_predictor(), make_predictor()
+    observe(predictor, trace, range(2))
+    states = predictor.states()
+    expected = observe(predictor, trace, range(2, 4))
+    other.restore(states)
+    assert other.forecast() is None
+    for at, forecast in observe(other, trace, range(2, 4)).items():
+        assert np.array_equal(forecast.probabilities, expected[at].probabilities)
+    other.restore(states)  # what was given is not written over
+    again = observe(other, trace, range(2, 4))[2, 1]
+    assert np.array_equal(again.probabilities, expected[2, 1].probabilities)

@@ -1,0 +1,231 @@
+"""A whole forecast of one group in one launch: phases, each of many programs, with a meeting between two.
+
+    phase 0         a program a layer    routing taken in
+    of each step    a program a head     block 0, then block 1, ...
+                    a program a layer    probabilities; their best taken in for the next step
+
+Every phase needs all of the one before, and none does more than a microsecond of work, so programs stay on
+the device and meet (a cooperative launch: all of them run at once). Where there is no device to meet on,
+each phase is a launch of its own, with the same programs and the same sums in the same order.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# ruff: noqa: N803 (compile-time constants are written in capitals)
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import torch
+import triton
+import triton.language as tl
+
+from hetero_gpu.control.fault import TableError
+from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.predict.blocks import keep_window, mix_head
+from hetero_gpu.predict.layers import clear_layer, predict_layer, read_layer
+from hetero_gpu.predict.memory import DeviceWeights, RowMemory, Scratch
+from hetero_gpu.predict.sizes import ForecastSizes
+
+_STALLED_ERROR = tl.constexpr(int(TableError.FORECAST_STALLED))
+_MOST_LOOKS = tl.constexpr(1 << 17)
+"""Some 0.1 s; a meeting takes about a microsecond."""
+
+
+class GroupForecast(NamedTuple):
+    """One group's model, what its rows remember, and where it reads and writes."""
+
+    sizes: ForecastSizes
+    weights: DeviceWeights
+    memory: RowMemory
+    scratch: Scratch
+    arrivals: torch.Tensor
+    """int64 `[rows]`: programs that came to meetings ever, by the rows of the launch."""
+    router_logits: torch.Tensor
+    """`[n, rows, experts]`"""
+    active: torch.Tensor
+    """bool `[rows]`"""
+    probabilities: torch.Tensor
+    """`[rows, horizon, n, experts]`, a view into those of all layers."""
+    first_step: torch.Tensor
+    """int64 `[1]`"""
+
+    @classmethod
+    def of(
+        cls,
+        sizes: ForecastSizes,
+        weights: DeviceWeights,
+        *,
+        memory: RowMemory,
+        router_logits: torch.Tensor,
+        active: torch.Tensor,
+        outputs: tuple[torch.Tensor, torch.Tensor],
+    ) -> Self:
+        """`outputs`: probabilities and first step."""
+        rows, device = len(active), active.device
+        return cls(
+            sizes,
+            weights,
+            memory,
+            Scratch.empty(sizes, rows=rows, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            router_logits,
+            active,
+            *outputs,
+        )
+
+    def launch(self, *, rows: int, num_programs: int, error_address: int) -> None:
+        """Forecast for the first `rows` rows. Asynchronous, capturable, and nothing is allocated.
+
+        `num_programs` must be the same whenever `rows` is, and on CUDA fit on the device together.
+        """
+        last = self.sizes.num_phases
+        is_joined = self.active.is_cuda or num_programs == 1
+        for first in range(0, last, last if is_joined else 1):
+            _forecast_kernel[(num_programs,)](
+                self.router_logits,
+                self.active,
+                self.weights,
+                self.memory,
+                self.scratch,
+                self.arrivals[rows - 1 :],
+                self.probabilities,
+                self.first_step,
+                error_address,
+                first,
+                last if is_joined else first + 1,
+                NUM_ROWS=rows,
+                MOST_ROWS=len(self.active),
+                ALL_LAYERS=self.probabilities.stride(1) // self.sizes.experts,
+                SIZES=self.sizes,
+                num_warps=self.sizes.num_warps,
+                launch_cooperative_grid=self.active.is_cuda,
+            )
+
+
+@triton.jit(do_not_specialize=["error_address", "first_phase", "last_phase"])
+def _forecast_kernel(
+    router_logits,
+    active,
+    weights,
+    memory,
+    scratch,
+    arrivals,
+    probabilities,
+    first_step,
+    error_address,
+    first_phase,
+    last_phase,
+    NUM_ROWS: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
+    ALL_LAYERS: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    phase = first_phase
+    while phase < last_phase:
+        step = (phase - 1) // (SIZES.blocks + 1)
+        block = (phase - 1) % (SIZES.blocks + 1)
+        if phase == 0:
+            _read(router_logits, active, weights, scratch, first_step, NUM_ROWS, MOST_ROWS, SIZES)
+        elif block < SIZES.blocks:
+            _mix(block, step, active, weights, memory, scratch, NUM_ROWS, MOST_ROWS, SIZES)
+        else:
+            _predict(step, active, probabilities, weights, scratch, NUM_ROWS, ALL_LAYERS, SIZES)
+            if step + 1 == SIZES.horizon:
+                _keep(active, memory, NUM_ROWS, SIZES)
+        phase += 1
+        if phase < last_phase:
+            _meet_all(arrivals, error_address)
+
+
+@triton.jit
+def _read(
+    router_logits,
+    active,
+    weights,
+    scratch,
+    first_step,
+    NUM_ROWS: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    if tl.program_id(0) == 0:
+        tl.atomic_add(first_step, 1)
+    share = tl.program_id(0)
+    while share < NUM_ROWS * SIZES.layers:
+        row, layer = share // SIZES.layers, share % SIZES.layers
+        if tl.load(active + row):
+            said = router_logits + (layer * MOST_ROWS + row) * SIZES.experts
+            read_layer(row, layer, said, weights, scratch, SIZES)
+        share += tl.num_programs(0)
+
+
+@triton.jit
+def _mix(
+    block,
+    step,
+    active,
+    weights,
+    memory,
+    scratch,
+    NUM_ROWS: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    share = tl.program_id(0)
+    while share < NUM_ROWS * SIZES.heads:
+        row, head = share // SIZES.heads, share % SIZES.heads
+        if tl.load(active + row):
+            mix_head(row, head, block, step, weights, memory, scratch, MOST_ROWS, SIZES)
+        share += tl.num_programs(0)
+
+
+@triton.jit
+def _predict(
+    step,
+    active,
+    probabilities,
+    weights,
+    scratch,
+    NUM_ROWS: tl.constexpr,
+    ALL_LAYERS: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    share = tl.program_id(0)
+    while share < NUM_ROWS * SIZES.layers:
+        row, layer = share // SIZES.layers, share % SIZES.layers
+        at = (row * SIZES.horizon + step) * ALL_LAYERS + layer
+        if tl.load(active + row):
+            predict_layer(row, layer, step, probabilities + at * SIZES.experts, weights, scratch, SIZES)
+        else:
+            clear_layer(probabilities + at * SIZES.experts, SIZES)
+        share += tl.num_programs(0)
+
+
+@triton.jit
+def _keep(active, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
+    share = tl.program_id(0)
+    while share < NUM_ROWS * SIZES.blocks:
+        row = share // SIZES.blocks
+        if tl.load(active + row):
+            keep_window(row, share % SIZES.blocks, memory, SIZES)
+        share += tl.num_programs(0)
+
+
+@triton.jit
+def _meet_all(arrivals, error_address):
+    """Nobody goes on before all programs are here, and then all see what each has written.
+
+    Tickets are never taken back: a meeting is full at the next multiple of the number of programs. The wait
+    is bounded: a forecast is advice, and a wrong one is better than a device that hangs.
+    """
+    tl.debug_barrier()  # all threads have written before one of them says so
+    ticket = tl.atomic_add(arrivals, 1, sem="acq_rel")
+    full = (ticket // tl.num_programs(0) + 1) * tl.num_programs(0)
+    here, looks = ticket + 1, 0
+    while (here < full) & (looks < _MOST_LOOKS):
+        here = tl.atomic_add(arrivals, 0, sem="acquire")
+        looks += 1
+    if here < full:
+        store_release(error_address, _STALLED_ERROR)
+    tl.debug_barrier()  # and none reads before the one that looked has seen them
