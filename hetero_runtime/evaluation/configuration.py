@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hetero_runtime.config import Config
 from hetero_runtime.config.combinations import acts_on_forecasts
-from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig
+from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig, RoutingConfig
 
 
 def for_evaluation(config: Config) -> Config:
@@ -25,3 +25,9 @@ def for_evaluation(config: Config) -> Config:
         prefetch=PrefetchConfig(),
         eviction=EvictionConfig(),
     )
+
+
+def exact(config: Config) -> Config:
+    """The model of `config` as its checkpoint has it: experts in their own format, chosen by its router."""
+    model = replace(config.model, experts="checkpoint")
+    return replace(config, model=model, routing=RoutingConfig())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hetero_runtime.cli.evaluation.compare import compare_command
+from hetero_runtime.cli.evaluation.kl import kl_command
 from hetero_runtime.cli.evaluation.perplexity import perplexity_command
 from hetero_runtime.cli.evaluation.tasks import tasks_command
 
@@ -14,5 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("perplexity")(perplexity_command)
+app.command("kl")(kl_command)
 app.command("tasks")(tasks_command)
 app.command("compare")(compare_command)

@@ -12,6 +12,8 @@ import typer
 if TYPE_CHECKING:
     from hetero_runtime.assembly import Parts
     from hetero_runtime.config import Config
+    from hetero_runtime.evaluation import TokensSeen
+    from hetero_runtime.evaluation.samples import Sample
 
 TextOption = Annotated[
     Path,
@@ -24,6 +26,13 @@ WindowsOption = Annotated[
 RowsOption = Annotated[
     int, typer.Option("--rows", help="Most rows of a pass; fewer where their logits take too much memory.")
 ]
+SamplesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--samples", help="File of the exact model's text: read where it exists, else drawn into it."
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Window i of new samples is drawn with seed + i.")]
 
 
 @contextmanager
@@ -43,3 +52,30 @@ def loaded(config: Config) -> Iterator[Parts]:
         yield parts
     finally:
         parts.close()
+
+
+def samples_of(
+    parts: Parts, file: Path | None, *, length: int, windows: int, seed: int, seen: TokensSeen
+) -> tuple[Sample, ...]:
+    """Text of the model of `parts`, which is the exact one: from `file` where it exists; else drawn, from the
+    beginning of a text on, and kept there."""
+    from hetero_runtime.engine import Engine
+    from hetero_runtime.errors import RequestError
+    from hetero_runtime.evaluation.samples import Samples, draw
+    from hetero_runtime.evaluation.tasks.spans import begin_token
+    from hetero_runtime.prediction.fingerprint import config_sha256
+
+    model, dtype = config_sha256(parts.config.model.path), parts.config.model.dtype
+    if file is not None and file.exists():
+        kept = Samples.read(file)
+        kept.check_model(model, dtype, file)
+        return kept.windows
+    if windows < 1:
+        raise RequestError(f"windows is {windows}; draw 1 or more")
+    start = (begin_token(parts.tokenizer),)
+    drawn = Samples(
+        draw(Engine(parts), [start] * windows, num_tokens=length, seed=seed, seen=seen), model, dtype
+    )
+    if file is not None:
+        drawn.write(file)
+    return drawn.windows
