@@ -96,6 +96,7 @@ class GroupForecast(NamedTuple):
                 last if is_joined else first + 1,
                 NUM_ROWS=rows,
                 MOST_ROWS=len(self.active),
+                NUM_PROGRAMS=num_programs,
                 ALL_LAYERS=self.probabilities.stride(1) // self.sizes.experts,
                 SIZES=self.sizes,
                 num_warps=self.sizes.num_warps,
@@ -118,6 +119,7 @@ def _forecast_kernel(
     last_phase,
     NUM_ROWS: tl.constexpr,
     MOST_ROWS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
     ALL_LAYERS: tl.constexpr,
     SIZES: tl.constexpr,
 ):
@@ -135,7 +137,7 @@ def _forecast_kernel(
                 _keep(active, memory, NUM_ROWS, SIZES)
         phase += 1
         if phase < last_phase:
-            _meet_all(arrivals, error_address)
+            _meet_all(arrivals, error_address, NUM_PROGRAMS)
 
 
 @triton.jit
@@ -213,7 +215,7 @@ def _keep(active, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
 
 
 @triton.jit
-def _meet_all(arrivals, error_address):
+def _meet_all(arrivals, error_address, NUM_PROGRAMS: tl.constexpr):
     """Nobody goes on before all programs are here, and then all see what each has written.
 
     Tickets are never taken back: a meeting is full at the next multiple of the number of programs. The wait
@@ -221,7 +223,7 @@ def _meet_all(arrivals, error_address):
     """
     tl.debug_barrier()  # all threads have written before one of them says so
     ticket = tl.atomic_add(arrivals, 1, sem="acq_rel")
-    full = (ticket // tl.num_programs(0) + 1) * tl.num_programs(0)
+    full = (ticket // NUM_PROGRAMS + 1) * NUM_PROGRAMS
     here, looks = ticket + 1, 0
     while (here < full) & (looks < _MOST_LOOKS):
         here = tl.atomic_add(arrivals, 0, sem="acquire")
