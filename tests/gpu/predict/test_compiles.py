@@ -1,4 +1,4 @@
-"""The interpreter takes what the compiler refuses: so the kernel is compiled too, for a GPU that is not here."""
+"""The interpreter takes what the compiler refuses: the kernel is compiled too, for GPUs that are not here."""
 
 from __future__ import annotations
 
