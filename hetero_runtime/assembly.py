@@ -25,11 +25,13 @@ from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
+from hetero_runtime.hf.rewind import RewindableSequences
 from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.speculation import Speculation, make_speculation
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
@@ -64,11 +66,14 @@ class Parts:
     orchestrator: Orchestrator
     sequences: Sequences
     foresight: Foresight | None
+    speculation: Speculation | None
 
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
         self.cache.close()
         self.sequences.close()
+        if self.speculation is not None:
+            self.speculation.drafter.close()
         self.orchestrator.close()
         self.store.close()
         self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
@@ -83,6 +88,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     tokenizer = load_tokenizer(checkpoint.path)
     end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
     predictors = make_predictors(config, skeleton.model)
+    speculation = make_speculation(config, tokenizer, skeleton.model)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
@@ -120,6 +126,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         orchestrator=orchestrator,
         sequences=sequences,
         foresight=eager.foresight,
+        speculation=speculation,
     )
 
 
@@ -138,6 +145,8 @@ def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrato
             )
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)
+    if config.speculation.drafter != "none":
+        return parts.orchestrator, RewindableSequences(parts.model)
     sequences, foresight = EagerSequences(parts.model), parts.orchestrator.foresight
     if foresight is None:
         return parts.orchestrator, sequences

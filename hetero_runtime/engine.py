@@ -8,7 +8,7 @@ The way of one request:
     1  prompt     text or messages to ids, checked against the context         prompt.py
     2  place      one of `execution.max_rows`; memory is planned for that many  row.py
     3  prefill    the whole prompt in one pass, the first token from it        stepping/
-    4  step       one token a pass, in turn or all rows at once                stepping/, turns.py
+    4  step       one token a pass, or a checked draft, in turn or all at once  stepping/, turns.py
     5  text       token to text, stop strings, end of text                     generation/
     6  stats      what the experts cost                                        stats.py
 
@@ -87,7 +87,9 @@ class Engine:
         self._turns, stats = Turns(), StatsRecorder(parts.cache, parts.orchestrator)
         self._shared = Shared(
             stepper=make_stepper(
-                parts.sequences, Passes(parts.device, parts.orchestrator, self._turns, stats)
+                parts.sequences,
+                Passes(parts.device, parts.orchestrator, self._turns, stats),
+                parts.speculation,
             ),
             places=threading.BoundedSemaphore(parts.config.execution.max_rows),
             stats=stats,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
+from hetero_runtime.plan.drafter import read_drafter
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import least_slabs
@@ -44,6 +45,7 @@ def decide(config: Config) -> Decided:
     if predictor is not None:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
         config = replace(config, prediction=replace(config.prediction, path=str(predictor.path)))
+    geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
 
 

@@ -35,6 +35,23 @@ class PhaseStats:
 
 
 @dataclass(frozen=True)
+class DraftStats:
+    """What drafts brought: a pass gives one token of the model's own, and those of its draft it accepts."""
+
+    passes: int = 0
+    """Passes that checked a draft, or had none to check."""
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    """Spent drafting; a part of the time of decode."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Acceptance length, tau: committed tokens a pass. 0 without a pass."""
+        return (self.accepted + self.passes) / self.passes if self.passes else 0.0
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """A snapshot. `slots` counts slots by state; `cpu_share` is the part of expert executions done by the CPU
     in place of the device (always 0 while misses are handled by loading)."""
@@ -49,6 +66,7 @@ class EngineStats:
     peak_rss_bytes: int
     peak_device_bytes: int
     cpu_share: float = 0.0
+    drafts: DraftStats = DraftStats()
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and names, for `--json`."""
@@ -57,6 +75,7 @@ class EngineStats:
         for phase in ("prefill", "decode"):
             stats: PhaseStats = getattr(self, phase)
             result[phase] |= {"tok_s": stats.tok_s, "hit_rate": stats.cache.hit_rate}
+        result["drafts"]["tokens_per_pass"] = self.drafts.tokens_per_pass
         return result
 
 
@@ -67,6 +86,7 @@ class StatsRecorder:
         self._cache, self._orchestrator = cache, orchestrator
         self._guard = threading.Lock()
         self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats()) for phase in Phase}
+        self._drafts = DraftStats()
         self._requests = 0
         self._active_rows = 0
 
@@ -103,6 +123,16 @@ class StatsRecorder:
                     cache=old.cache + (self._cache.stats() - before),
                 )
 
+    def drafted(self, num_tokens: int, *, accepted: int, seconds: float) -> None:
+        """Inside a decode pass that counts one token: it checked a draft of `num_tokens`, which took
+        `seconds` to make, and `accepted` of them came besides."""
+        with self._guard:
+            old, decode = self._drafts, self._phases[Phase.DECODE]
+            self._drafts = DraftStats(
+                old.passes + 1, old.drafted + num_tokens, old.accepted + accepted, old.seconds + seconds
+            )
+            self._phases[Phase.DECODE] = replace(decode, tokens=decode.tokens + accepted)
+
     def snapshot(self, *, bank_bytes: int, slab_bytes: int, device: torch.device) -> EngineStats:
         """Everything so far."""
         with self._guard:
@@ -118,4 +148,5 @@ class StatsRecorder:
                 slab_bytes=slab_bytes,
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+                drafts=self._drafts,
             )

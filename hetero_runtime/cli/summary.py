@@ -8,7 +8,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from hetero_runtime.generation import Timings
-    from hetero_runtime.stats import EngineStats, PhaseStats
+    from hetero_runtime.stats import DraftStats, EngineStats, PhaseStats
 
 
 def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float | None = None) -> Table:
@@ -27,6 +27,10 @@ def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float |
     if any(phase.cache.prefetches for phase in phases):
         table.add_row("hits: resident + prefetched", *(_split(phase) for phase in phases))
         table.add_row("prefetches: late, wasted", *(_amiss(phase) for phase in phases))
+    if stats.drafts.passes:
+        table.add_row("drafts: accepted of drafted", "", _accepted(stats.drafts))
+        table.add_row("tokens a pass", "", f"{stats.drafts.tokens_per_pass:.2f}")
+        table.add_row("time drafting", "", f"{stats.drafts.seconds * 1e3:,.0f} ms")
     table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
@@ -38,6 +42,10 @@ def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float |
 
 def _hit_rate(phase: PhaseStats) -> str:
     return f"{phase.cache.hit_rate:.1%}" if phase.cache.required else "-"
+
+
+def _accepted(drafts: DraftStats) -> str:
+    return f"{drafts.accepted:,} of {drafts.drafted:,}"
 
 
 def _stall(phase: PhaseStats) -> str:

@@ -26,8 +26,7 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "vision.keep_ratio": (1.0,),
     "vision.salient_ratio": (0.25,),
     "vision.affinity": (2.0,),
-    "speculation.drafter": ("none",),
-    "speculation.k": (15,),
+    "speculation.drafter": ("none", "prompt_lookup", "autoregressive"),
 }
 """Fields whose values do not all work yet, with those that do. Other fields work as documented."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero_runtime.config.tree import Config, ResolvedConfig
+from hetero_runtime.config.tree import Config, ResolvedConfig, SpeculationConfig
 from hetero_runtime.errors import ConfigError
 
 FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
@@ -24,6 +24,7 @@ def check_combinations(config: Config, source: str) -> None:
     _check_memory(config, source)
     _check_forecasts(config, source)
     _check_mode(config, source)
+    _check_speculation(config, source)
 
 
 def _check_memory(config: Config, source: str) -> None:
@@ -75,6 +76,33 @@ def _check_mode(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: {_listener(config)} with execution.mode: graph is not in this version but for "
             "prediction.predictor: pregate; write execution.mode: eager, or take preset: lru"
+        )
+
+
+def _check_speculation(config: Config, source: str) -> None:
+    drafter, model, k = config.speculation.drafter, config.speculation.model, config.speculation.k
+    if drafter == "autoregressive" and model is None:
+        raise ConfigError(
+            f"{source}: speculation.drafter: autoregressive needs a small model with the same tokenizer; "
+            "name its folder in speculation.model, or write speculation.drafter: prompt_lookup"
+        )
+    if drafter != "autoregressive" and model is not None:
+        raise ConfigError(
+            f"{source}: speculation.model: {model} is for speculation.drafter: autoregressive, and the "
+            f"drafter is {drafter}; write that, or leave speculation.model out"
+        )
+    if drafter == "none":
+        if k != SpeculationConfig.k:
+            raise ConfigError(
+                f"{source}: speculation.k: {k} is for a drafter, and speculation.drafter is none; write "
+                "speculation.drafter: prompt_lookup, or leave speculation.k out"
+            )
+        return
+    if config.execution.mode == "graph" or acts_on_forecasts(config):
+        what = "execution.mode: graph" if config.execution.mode == "graph" else _listener(config)
+        raise ConfigError(
+            f"{source}: speculation.drafter: {drafter} with {what} is not in this version; write "
+            "execution.mode: eager and preset: lru, or speculation.drafter: none"
         )
 
 

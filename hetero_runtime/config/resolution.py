@@ -21,7 +21,7 @@ from hetero_runtime.config.tree import (
 )
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.budget import make_budgets
-from hetero_runtime.plan.demand import Demand
+from hetero_runtime.plan.demand import Demand, drafted_tokens
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import choose_slabs
@@ -44,6 +44,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         mode=_mode(config.execution, device),
         is_packed=_is_packed(config.memory, device, geometry),
         is_prefetched_in_graph=config.prediction.predictor == "pregate",
+        num_drafted=drafted_tokens(config),
     )
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,

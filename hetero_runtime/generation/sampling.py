@@ -23,10 +23,10 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, vocab_size: int, device: torch.device | str) -> None:
         self._params = params
-        self._vocab_size = vocab_size
-        self._device = torch.device(device)
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
         self._transform = logits_transform(params)
-        self._generator = torch.Generator(device=self._device)
+        self._generator = torch.Generator(device=self.device)
         if params.seed is None:
             self._generator.seed()
         else:
@@ -38,7 +38,7 @@ class Sampler:
 
         `history_token_ids` are all tokens so far, prompt included: the repetition penalty sees them.
         """
-        assert logits.shape == (self._vocab_size,), f"logits {tuple(logits.shape)}, vocab {self._vocab_size}"
+        assert logits.shape == (self.vocab_size,), f"logits {tuple(logits.shape)}, vocab {self.vocab_size}"
         scores = logits.float()
         if self._transform is None:
             return scores
@@ -52,19 +52,37 @@ class Sampler:
         Waits for the device once (twice when not greedy). Raises RequestError when the logits hold
         NaN or infinity, with the step, instead of going on with garbage.
         """
+        if not self.is_greedy:
+            return self.draw(self.probabilities(logits, history_token_ids))
         scores = self.transform(logits, history_token_ids)
-        is_sound = torch.isfinite(logits).all() & torch.isfinite(scores.amax())
-        if self._params.is_greedy:
-            token_id, sound = torch.stack([scores.argmax(), is_sound.long()]).tolist()
-            self._require(bool(sound), logits)
-        else:
-            self._require(
-                bool(is_sound), logits
-            )  # before the draw: bad input to it would kill a CUDA context
-            probabilities = torch.softmax(scores, dim=-1)
-            token_id = int(torch.multinomial(probabilities, 1, generator=self._generator))
+        token_id, sound = torch.stack([scores.argmax(), _is_sound(logits, scores).long()]).tolist()
+        self._require(bool(sound), logits)
         self._num_sampled += 1
         return int(token_id)
+
+    def probabilities(self, logits: torch.Tensor, history_token_ids: Sequence[int]) -> torch.Tensor:
+        """What the next token is drawn from where the request is not greedy, float32 [vocab].
+
+        Arguments and errors as for `sample`; counts as a step. Waits for the device once.
+        """
+        scores = self.transform(logits, history_token_ids)
+        # before any draw: bad input to it would kill a CUDA context
+        self._require(bool(_is_sound(logits, scores)), logits)
+        self._num_sampled += 1
+        return torch.softmax(scores, dim=-1)
+
+    def draw(self, weights: torch.Tensor) -> int:
+        """A token id, drawn with probabilities in proportion to `weights` [vocab], whose sum is above 0."""
+        return int(torch.multinomial(weights, 1, generator=self._generator))
+
+    def uniform(self) -> float:
+        """A random number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator, device=self.device))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken instead of a random one."""
+        return self._params.is_greedy
 
     def _require(self, is_sound: bool, logits: torch.Tensor) -> None:
         """Raise the RequestError of this step unless its logits are sound."""
@@ -73,11 +91,16 @@ class Sampler:
         num_nan = int(torch.isnan(logits).sum())
         num_inf = int(torch.isinf(logits).sum())
         cause = (
-            f"{num_nan} NaN and {num_inf} infinite among {self._vocab_size} logits"
+            f"{num_nan} NaN and {num_inf} infinite among {self.vocab_size} logits"
             if num_nan or num_inf
             else "logits too large for float32 after temperature or repetition penalty"
         )
         raise unsound_logits(self._num_sampled, cause)
+
+
+def _is_sound(logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Whether `logits` are numbers, and some of the `scores` made of them are finite. On the device."""
+    return torch.isfinite(logits).all() & torch.isfinite(scores.amax())
 
 
 def unsound_logits(step: int, cause: str) -> RequestError:

@@ -31,9 +31,10 @@ class ForwardArguments(NamedTuple):
             has_image_positions="image_grid_thw" in accepted,
         )
 
-    def with_cache(self, cache: Any) -> dict[str, Any]:
-        """Keywords for a pass that goes on from `cache` and gives the logits of its last token alone."""
-        kept = {"logits_to_keep": 1} if self.has_logits_to_keep else {}
+    def with_cache(self, cache: Any, num_logits: int = 1) -> dict[str, Any]:
+        """Keywords for a pass that goes on from `cache` and gives the logits of its last `num_logits` tokens
+        alone."""
+        kept = {"logits_to_keep": num_logits} if self.has_logits_to_keep else {}
         return {"use_cache": True, self.cache_name: cache, **kept}
 
 
@@ -81,9 +82,15 @@ class SequenceState:
         self._position_offset: torch.Tensor | None = None
         self.length = 0
 
-    @torch.inference_mode()
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        arguments = self._takes.with_cache(self._kv)
+        return self._run(ids, images, num_logits=1)[0]
+
+    @torch.inference_mode()
+    def _run(
+        self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None, *, num_logits: int
+    ) -> torch.Tensor:
+        """Append `ids`; the logits of the last `num_logits` of them, `[num_logits, vocab]` float32."""
+        arguments = self._takes.with_cache(self._kv, num_logits)
         if images:
             arguments |= images
         elif self._takes.has_image_positions:
@@ -93,7 +100,7 @@ class SequenceState:
         if images:
             self._position_offset = self._model.model.rope_deltas.reshape(())
         self.length += len(ids)
-        logits: torch.Tensor = output.logits[0, -1].float()
+        logits: torch.Tensor = output.logits[0, -num_logits:].float()
         return logits
 
     def _text_positions(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero_gpu.packed.layout import RING_BUFFERS
-from hetero_runtime.config.tree import Device, Dtype, Mode, ResolvedConfig
+from hetero_runtime.config.tree import Config, Device, Dtype, Mode, ResolvedConfig
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
 Tier = Literal["device", "host"]
@@ -32,6 +32,9 @@ and out."""
 _F32, _HALF = 4, 2
 PREDICTOR_TOKENS = 512
 """Tokens at the end of a prompt that a predictor reads: more than it was trained to look back."""
+_CHECK_COPIES = 4
+"""Arrays of a draft's logits alive at once while it is checked: the model's, in float32, the drafter's
+probabilities, and those before they are one array."""
 _PREDICTOR_COPIES = 4
 """Arrays of a prompt's logits alive at once while the predictor reads them."""
 
@@ -78,6 +81,8 @@ class Demand:
     """The host bank is packed once it is loaded; only where the geometry has `packed_record_bytes`."""
     is_prefetched_in_graph: bool = False
     """The captured step prefetches, and packed experts come in a second way."""
+    num_drafted: int = 0
+    """Most tokens of a draft: one pass of a row checks them all, and the token before them."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -91,7 +96,13 @@ class Demand:
             mode=config.execution.mode,
             is_packed=config.memory.packed,
             is_prefetched_in_graph=config.prediction.predictor == "pregate",
+            num_drafted=drafted_tokens(config),
         )
+
+
+def drafted_tokens(config: Config | ResolvedConfig) -> int:
+    """Most tokens of a draft; 0 where nothing drafts."""
+    return 0 if config.speculation.drafter == "none" else config.speculation.k
 
 
 def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
@@ -105,6 +116,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _workspace_row(geometry, demand),
         _prefix_row(geometry, demand.pinned_prefix),
         _unpacking_row(geometry, demand),
+        _drafter_row(geometry, demand),
     ]
     host = [_bank_row(geometry, demand), _staging_row(geometry, demand), _predictor_row(geometry)]
     return [row for row in (*device, *host) if row.peak > 0]
@@ -121,7 +133,9 @@ def _kv_row(geometry: Geometry, demand: Demand) -> Row:
 
 def _workspace_row(geometry: Geometry, demand: Demand) -> Row:
     prefill = _workspace_bytes(geometry, demand, tokens=demand.max_length, rows=1)
-    decode = _workspace_bytes(geometry, demand, tokens=demand.max_rows, rows=demand.max_rows)
+    widest = max(demand.max_rows, demand.num_drafted + 1)
+    decode = _workspace_bytes(geometry, demand, tokens=widest, rows=demand.max_rows)
+    decode += _CHECK_COPIES * demand.num_drafted * geometry.vocab_size * _F32
     if demand.mode == "graph":
         grouped = _grouped_bytes(geometry, demand)
         prefill, decode = prefill + grouped, decode + grouped
@@ -172,6 +186,16 @@ def _unpacking_row(geometry: Geometry, demand: Demand) -> Row:
     count = RING_BUFFERS * (2 if demand.is_prefetched_in_graph else 1)
     num_bytes = count * record if demand.is_packed else 0
     return Row.constant("unpacking", "device", num_bytes, f"{count} packed experts on their way")
+
+
+def _drafter_row(geometry: Geometry, demand: Demand) -> Row:
+    """All of its weights, and a cache for each row."""
+    if geometry.drafter is None:
+        return Row.constant("drafter", "device", 0)
+    itemsize = ITEMSIZE[demand.dtype]
+    weights = geometry.drafter.weights.num_bytes(itemsize)
+    total = geometry.drafter.num_bytes(itemsize, rows=demand.max_rows, length=demand.max_length)
+    return Row("drafter", "device", weights, total, total, f"with the cache of {demand.max_rows} rows")
 
 
 def _bank_row(geometry: Geometry, demand: Demand) -> Row:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero_gpu.packed import PackedLayout
 from hetero_runtime.checkpoint import Checkpoint, TensorEntry
@@ -18,6 +18,9 @@ from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
 from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
 from hetero_runtime.plan.names import Region, region_of
 from hetero_runtime.plan.routed import read_routed
+
+if TYPE_CHECKING:
+    from hetero_runtime.plan.drafter import DrafterGeometry
 
 ITEMSIZE: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element of the dtypes that the runtime computes in."""
@@ -84,6 +87,8 @@ class Geometry:
     """Whether experts are bf16 and nothing else: such records can be packed."""
     predictor_bytes: int = 0
     """Weights of the trained predictor that serves this model; 0 where none is in use."""
+    drafter: DrafterGeometry | None = None
+    """The small model that drafts for this one; None where there is none."""
     notes: tuple[str, ...] = ()
     """What was left out, for the report."""
 
@@ -136,9 +141,9 @@ def read_geometry(model_dir: str | Path) -> Geometry:
         max_context=config.integer("max_position_embeddings"),
         record_bytes=routed.record_bytes,
         expert_dtype=routed.dtype,
-        backbone=_group(_without_tied_head(backbone, config)),
-        shared=_group(regions["shared"]),
-        vision=_group(regions["vision"]),
+        backbone=tensor_group(_without_tied_head(backbone, config)),
+        shared=tensor_group(regions["shared"]),
+        vision=tensor_group(regions["vision"]),
         attention=_attention(config, backbone),
         kv=read_kv(config, num_layers),
         has_bf16_experts=routed.is_bf16,
@@ -180,7 +185,8 @@ def _notes(mtp: list[TensorEntry], unused_bytes: int) -> tuple[str, ...]:
     return (f"multi-token-prediction layers are not loaded ({skipped} bytes)",) if skipped else ()
 
 
-def _group(entries: Iterable[TensorEntry]) -> TensorGroup:
+def tensor_group(entries: Iterable[TensorEntry]) -> TensorGroup:
+    """The weights of `entries`, together."""
     elements = other = largest = 0
     for entry in entries:
         if _is_scale(entry):

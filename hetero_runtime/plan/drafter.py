@@ -1,0 +1,55 @@
+"""The shape of a model that drafts, from its config.json and safetensors headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero_runtime.checkpoint import Checkpoint
+from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
+from hetero_runtime.config.tree import SpeculationConfig
+from hetero_runtime.errors import ConfigError
+from hetero_runtime.plan.geometry import Geometry, TensorGroup, tensor_group
+from hetero_runtime.plan.kv import KvGeometry, read_kv
+from hetero_runtime.plan.model_config import TextConfig
+
+
+@dataclass(frozen=True)
+class DrafterGeometry:
+    """What a drafter takes on the device: all of its weights, and a cache a row."""
+
+    weights: TensorGroup
+    kv: KvGeometry
+
+    def num_bytes(self, itemsize: int, *, rows: int, length: int) -> int:
+        """Bytes at `itemsize` bytes an element, for `rows` texts of `length` tokens."""
+        return self.weights.num_bytes(itemsize) + rows * self.kv.row_bytes(length, itemsize)
+
+
+def read_drafter(config: SpeculationConfig, target: Geometry) -> DrafterGeometry | None:
+    """The model that drafts for `target`; None where `config` names none.
+
+    Raises ConfigError for a `target` that cannot check drafts and for a folder that is not there,
+    CheckpointError for one that holds no model.
+    """
+    if config.drafter != "none":
+        _check_target(config, target)
+    if config.model is None:
+        return None
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"speculation.model: {folder} is no folder; name that of a Hugging Face model")
+    checkpoint = Checkpoint.open(folder)
+    shape = TextConfig.of(folder / CONFIG_NAME, checkpoint.config)
+    return DrafterGeometry(
+        tensor_group(checkpoint.entries.values()), read_kv(shape, shape.integer("num_hidden_layers"))
+    )
+
+
+def _check_target(config: SpeculationConfig, target: Geometry) -> None:
+    if any(layer.compressed_elements for layer in target.kv.layers):
+        raise ConfigError(
+            f"speculation.drafter: {config.drafter} cannot serve {target.model_type}: its attention "
+            "compresses tokens as they come, so several at once are read otherwise than one by one, and none "
+            "can be taken back; write speculation.drafter: none"
+        )
