@@ -28,14 +28,14 @@ from hetero_gpu.control.host_atomics import (
     load_acquire,
     store_release,
 )
-from hetero_gpu.control.region import ENTRY_WORDS, WORD_BYTES, Landed, Word
+from hetero_gpu.control.region import LANDING_WORDS, TASK_WORDS, WORD_BYTES, Landed, Word
 
 NOT_READY = 600
 """cudaErrorNotReady: the event has not come yet."""
 BAD_TASK, STUCK_COPY = -1, -2
 """Ends of the loop that are not error codes of the copy engine."""
 
-_ENTRY_BYTES = ENTRY_WORDS * WORD_BYTES
+_TASK_BYTES, _LANDING_BYTES = TASK_WORDS * WORD_BYTES, LANDING_WORDS * WORD_BYTES
 _POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP, _CONSUMED = (
     WORD_BYTES * word
     for word in (
@@ -89,14 +89,15 @@ def _word(address: Any, index: Any) -> Any:
 
 
 @_njit
-def _report(wiring: Any, slot: Any, tag: Any, status: Any, buffer: Any) -> Any:
+def _report(wiring: Any, slot: Any, tag: Any, status: Any, buffer: Any, positions: Any) -> Any:
     """Returns the number of landings reported with this one."""
     landed = load_acquire(wiring.region + _LANDING_TAIL)
-    entry = wiring.landings + (landed % wiring.ring_size) * _ENTRY_BYTES
+    entry = wiring.landings + (landed % wiring.ring_size) * _LANDING_BYTES
     store_release(entry, slot)
     store_release(entry + WORD_BYTES, tag)
     store_release(entry + 2 * WORD_BYTES, status)
     store_release(entry + 3 * WORD_BYTES, buffer)
+    store_release(entry + 4 * WORD_BYTES, positions)
     store_release(wiring.region + _LANDING_TAIL, landed + 1)
     return landed + 1
 
@@ -138,15 +139,16 @@ def _is_buffer_free(wiring: Any, used_until: Any, submitted: Any) -> Any:
 
 
 @_njit
-def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, used_until: Any) -> Any:
+def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, begun_at: Any, used_until: Any) -> Any:
     """Serve tasks until STOP is set. Returns 0, or the code of the first failure.
 
-    `events`: `[most copies under way]` int64; `slots`, `tags`: room for as many. `used_until`: for each
-    staging buffer the number of landings that must be consumed before it is free, 0 at first.
+    `events`: `[most copies under way]` int64; `slots`, `tags`, `begun_at`: room for as many. `used_until`:
+    for each staging buffer the number of landings that must be consumed before it is free, 0 at first.
     """
     most = events.size
     head = load_acquire(wiring.region + _LANDING_TAIL)
     submitted, finished, last_tag, idle, failure = 0, 0, 0, 0, 0
+    free_at = load_acquire(wiring.region + _POSITION)
     while failure == 0 and load_acquire(wiring.region + _STOP) == 0:
         idle += 1
         store_release(wiring.region + _HEARTBEAT, load_acquire(wiring.region + _HEARTBEAT) + 1)
@@ -155,24 +157,28 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, used_until: Any) -
             submitted - finished < most and not is_paused and _is_buffer_free(wiring, used_until, submitted)
         )
         if is_free and head < load_acquire(wiring.region + _TASK_TAIL):
-            entry = wiring.tasks + (head % wiring.ring_size) * _ENTRY_BYTES
+            entry = wiring.tasks + (head % wiring.ring_size) * _TASK_BYTES
             key, slot, tag, deadline = _word(entry, 0), _word(entry, 1), _word(entry, 2), _word(entry, 3)
             if tag <= last_tag or not (0 <= slot < wiring.num_slots and 0 <= key < wiring.num_keys):
                 failure = BAD_TASK
             elif load_acquire(wiring.region + _POSITION) >= deadline:
-                _report(wiring, slot, tag, _DROPPED, 0)
+                _report(wiring, slot, tag, _DROPPED, 0, 0)
             else:
                 place = slot if wiring.num_buffers == 0 else submitted % wiring.num_buffers
                 failure = _start_copy(wiring, key, place, events[submitted % most])
                 if failure == 0:
                     slots[submitted % most], tags[submitted % most] = slot, tag
+                    begun_at[submitted % most] = load_acquire(wiring.region + _POSITION)
                     submitted += 1
             head, last_tag, idle = head + 1, tag, 0
         if failure == 0 and finished < submitted:
             failure = call_query(wiring.query, events[finished % most])
             if failure == 0:
                 buffer = 0 if wiring.num_buffers == 0 else finished % wiring.num_buffers
-                landings = _report(wiring, slots[finished % most], tags[finished % most], _ARRIVED, buffer)
+                now = load_acquire(wiring.region + _POSITION)
+                positions = now - max(begun_at[finished % most], free_at)
+                slot, tag, free_at = slots[finished % most], tags[finished % most], now
+                landings = _report(wiring, slot, tag, _ARRIVED, buffer, positions)
                 if wiring.num_buffers != 0:
                     used_until[buffer] = landings
                 finished, idle = finished + 1, 0
@@ -189,10 +195,10 @@ def compile_loop() -> None:
     types: Any = numba.types
     integers = types.int64[::1]
     wiring = types.NamedUniTuple(types.int64, len(Wiring._fields), Wiring)
-    run_loop.compile((wiring, integers, integers, integers, integers))
+    run_loop.compile((wiring, integers, integers, integers, integers, integers))
 
 
-def make_room(num_copies: int, num_buffers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`slots`, `tags` and `used_until` for `run_loop`."""
-    slots, tags = np.zeros((2, num_copies), dtype=np.int64)
-    return slots, tags, np.zeros(num_buffers, dtype=np.int64)
+def make_room(num_copies: int, num_buffers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`slots`, `tags`, `begun_at` and `used_until` for `run_loop`."""
+    slots, tags, begun_at = np.zeros((3, num_copies), dtype=np.int64)
+    return slots, tags, begun_at, np.zeros(num_buffers, dtype=np.int64)

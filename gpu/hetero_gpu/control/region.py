@@ -15,7 +15,7 @@ another's writing. Every word has one writer. A ring entry is written before its
     112  FAILURE      worker       error code of the copy engine that ended it, 0 if none
     128  CONSUMED     device       landings whose bytes it needs no more where the worker left them
     144  tasks        device       ring of R entries: key, slot, tag, deadline
-    144 + 4R landings worker       ring of R entries: slot, tag, status, buffer
+    144 + 4R landings worker       ring of R entries: slot, tag, status, buffer, positions
 
     device ─ task i at i mod R, TASK_TAIL ─▶ worker ─ copies ─ landing j at j mod R, LANDING_TAIL ─▶ device
 
@@ -24,6 +24,9 @@ neither ring can overrun, and the device never reads a word that the worker writ
 
 Copies go straight into slabs; packed records go into a few staging buffers on the device, which decodes them
 from there once it has taken note of their landing. A buffer is used again only when CONSUMED has passed it.
+
+`positions` of a landing that arrived: by how much POSITION grew while the link carried it. Copies follow each
+other, so that begins with its own submission or with the end of the copy before it, whichever came later.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ import torch
 from hetero_gpu.control.fault import TableError
 
 WORD_BYTES = 8
-ENTRY_WORDS = 4
+TASK_WORDS, LANDING_WORDS = 4, 5
 NUM_HEAD_WORDS = 144
 
 
@@ -70,7 +73,7 @@ class ControlRegion:
         if ring_size < 1 or ring_size & (ring_size - 1):
             raise ValueError(f"ring_size is {ring_size}; it must be a power of two")
         self.ring_size = ring_size
-        num_words = NUM_HEAD_WORDS + 2 * ENTRY_WORDS * ring_size
+        num_words = NUM_HEAD_WORDS + (TASK_WORDS + LANDING_WORDS) * ring_size
         is_cuda = device.type == "cuda"
         self._words = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
         self._view = self._words.numpy()
@@ -93,7 +96,7 @@ class ControlRegion:
     @property
     def landings_address(self) -> int:
         """Where the device finds the landing ring."""
-        return self.tasks_address + WORD_BYTES * ENTRY_WORDS * self.ring_size
+        return self.tasks_address + WORD_BYTES * TASK_WORDS * self.ring_size
 
     def read(self, word: Word) -> int:
         """The word as the host sees it now."""

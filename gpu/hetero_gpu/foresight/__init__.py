@@ -1,10 +1,14 @@
 """What forecasts on the device lead to, inside the captured step: whom to evict, what to fetch.
 
-windows   forecasts as they are used up ─► eviction scores (probabilistic Belady)
+windows      forecasts as they are used up ─► eviction scores (probabilistic Belady)
+candidates   the likeliest experts of each layer's next run
+jsd          which of them the link carries next ─► task ring
 """
 
 from __future__ import annotations
 
+from hetero_gpu.foresight.candidates import Candidates
+from hetero_gpu.foresight.jsd import JsdPrefetch, Room
 from hetero_gpu.foresight.windows import Windows
 
-__all__ = ["Windows"]
+__all__ = ["Candidates", "JsdPrefetch", "Room", "Windows"]

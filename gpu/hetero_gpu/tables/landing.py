@@ -18,7 +18,7 @@ import triton.language as tl
 
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import load_acquire, store_release
-from hetero_gpu.control.region import ENTRY_WORDS, ControlRegion, Landed, Word
+from hetero_gpu.control.region import LANDING_WORDS, ControlRegion, Landed, Word
 from hetero_gpu.packed.decode import NUM_WARPS, decode_chunk
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
@@ -31,7 +31,7 @@ _COMPUTE = tl.constexpr(int(SlotState.COMPUTE))
 _USED = tl.constexpr(int(SlotState.USED))
 _ARRIVED = tl.constexpr(int(Landed.ARRIVED))
 _BAD_LANDING_ERROR = tl.constexpr(int(TableError.BAD_LANDING))
-_ENTRY = tl.constexpr(ENTRY_WORDS)
+_ENTRY = tl.constexpr(LANDING_WORDS)
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _LOADS, _BYTES = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("bytes_moved"))
 _DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))

@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
-from hetero_gpu.control.region import ENTRY_WORDS, ControlRegion, Word
+from hetero_gpu.control.region import TASK_WORDS, ControlRegion, Word
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _FETCH = tl.constexpr(int(SlotState.FETCH))
 _USED = tl.constexpr(int(SlotState.USED))
-_ENTRY = tl.constexpr(ENTRY_WORDS)
+_ENTRY = tl.constexpr(TASK_WORDS)
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _PREFETCHES = tl.constexpr(COUNTERS.index("prefetches"))
 _EVICTIONS = tl.constexpr(COUNTERS.index("evictions"))
@@ -111,30 +111,18 @@ def _create_kernel(  # type: ignore[no-untyped-def]
         i += 1
         if (held < 0) & (emitted < room_end):
             key_layer = key // NUM_EXPERTS
-            in_pool = (slots >= tl.load(pools + 2 * key_layer)) & (slots < tl.load(pools + 2 * key_layer + 1))
-            first_empty = tl.min(tl.where(in_pool & (state == _EMPTY), slots, SLOT_BLOCK), axis=0)
-            ranked = tl.where(in_pool, rank, float("inf"))
-            least, least_slot = tl.min(ranked, axis=0, return_indices=True)
-            chosen = tl.where(first_empty < SLOT_BLOCK, first_empty, least_slot)
-            if (first_empty < SLOT_BLOCK) | (least < float("inf")):
+            chosen = first_free(slots, state, rank, pools + 2 * key_layer, SLOT_BLOCK)
+            if chosen >= 0:
                 is_chosen = slots == chosen
                 evicted = tl.max(tl.where(is_chosen, key_in, -1), axis=0)
-                column = counters + key_layer * _COUNTERS
-                if evicted >= 0:
-                    tl.store(slot_of + evicted, -1)
-                    tl.atomic_add(column + _EVICTIONS, 1)
-                tl.atomic_add(column + _PREFETCHES, 1)
                 rank = tl.where(is_chosen, float("inf"), rank)
                 state = tl.where(is_chosen, _FETCH, state)
                 key_in = tl.where(is_chosen, key, key_in)
-                tl.store(slot_of + key, chosen)
-                tl.store(slot_tag + chosen, tag)
                 deadline = now + 1 + (key_layer - layer + NUM_LAYERS - 1) % NUM_LAYERS
-                entry = (tasks_address + (emitted % RING) * (_ENTRY * 8)).to(tl.pointer_type(tl.int64))
-                tl.store(entry, key.to(tl.int64))
-                tl.store(entry + 1, chosen.to(tl.int64))
-                tl.store(entry + 2, tag)
-                tl.store(entry + 3, deadline)
+                write_task(
+                    key, chosen, tag, deadline, evicted, slot_of, slot_tag, counters + key_layer * _COUNTERS,
+                    tasks_address + (emitted % RING) * (_ENTRY * 8),
+                )  # fmt: skip
                 tag += 1
                 emitted += 1
     tl.debug_barrier()
@@ -144,3 +132,30 @@ def _create_kernel(  # type: ignore[no-untyped-def]
         tl.store(next_tag, tag)
         tl.store(num_emitted, emitted)
         store_release(task_tail_address, emitted)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def first_free(slots, state, rank, pool, SLOT_BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """The slot of a pool that is given away next: the first EMPTY one, else the one of least rank; -1 where
+    there is none. `pool`: pointer to its bounds. `rank`: score, infinite where a slot must stay."""
+    in_pool = (slots >= tl.load(pool)) & (slots < tl.load(pool + 1))
+    first_empty = tl.min(tl.where(in_pool & (state == _EMPTY), slots, SLOT_BLOCK), axis=0)
+    least, least_slot = tl.min(tl.where(in_pool, rank, float("inf")), axis=0, return_indices=True)
+    chosen = tl.where(least < float("inf"), least_slot, -1)
+    return tl.where(first_empty < SLOT_BLOCK, first_empty, chosen)
+
+
+@triton.jit
+def write_task(key, slot, tag, deadline, evicted, slot_of, slot_tag, column, entry_address):  # type: ignore[no-untyped-def]
+    """`slot` is `key`'s under `tag` from now on: say so to tables, ring and the counters of its layer."""
+    if evicted >= 0:
+        tl.store(slot_of + evicted, -1)
+        tl.atomic_add(column + _EVICTIONS, 1)
+    tl.atomic_add(column + _PREFETCHES, 1)
+    tl.store(slot_of + key, slot)
+    tl.store(slot_tag + slot, tag)
+    entry = entry_address.to(tl.pointer_type(tl.int64))
+    tl.store(entry, key.to(tl.int64))
+    tl.store(entry + 1, slot.to(tl.int64))
+    tl.store(entry + 2, tag)
+    tl.store(entry + 3, deadline)

@@ -25,6 +25,8 @@ import numpy.typing as npt
 
 from hetero_scheduler.prefetch.base import Schedule, Task, Tasks
 
+SMOOTHING = 0.1
+"""The EMA's α, the weight of a new transfer."""
 SHORTEST_TRANSFER = 2.0**-10
 """Positions; a run of transfers that take "no time" must not make the budget infinite."""
 
@@ -52,9 +54,9 @@ class Jsd(Schedule):
 
     name = "jsd"
 
-    def __init__(self, num_layers: int, *, budget: float = 1.0, smoothing: float = 0.1) -> None:
-        """`budget`: transfers a layer-time, profiled before. `smoothing`: the EMA's α, the weight of a new
-        transfer. Raises ValueError unless 0 < budget and 0 < smoothing <= 1."""
+    def __init__(self, num_layers: int, *, budget: float = 1.0, smoothing: float = SMOOTHING) -> None:
+        """`budget`: transfers a layer-time, profiled before. Raises ValueError unless 0 < budget and
+        0 < smoothing <= 1."""
         super().__init__(num_layers)
         if not budget > 0 or not 0 < smoothing <= 1:
             raise ValueError(

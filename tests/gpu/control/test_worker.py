@@ -47,14 +47,19 @@ class Device:
         tail = self.region.read(Word.LANDING_TAIL)
         first = NUM_HEAD_WORDS + 4 * RING
         return [
-            tuple(self._words[first + 4 * (i % RING) :][:3].tolist())
+            tuple(self._words[first + 5 * (i % RING) :][:3].tolist())
             for i in range(max(0, tail - RING), tail)
         ]
 
     def buffers(self, count: int) -> list[int]:
         """Staging buffers of the first `count` landings, all within one round of the ring."""
         first = NUM_HEAD_WORDS + 4 * RING
-        return [int(self._words[first + 4 * i + 3]) for i in range(count)]
+        return [int(self._words[first + 5 * i + 3]) for i in range(count)]
+
+    def positions(self, count: int) -> list[int]:
+        """What the first `count` landings say they took, all within one round of the ring."""
+        first = NUM_HEAD_WORDS + 4 * RING
+        return [int(self._words[first + 5 * i + 4]) for i in range(count)]
 
     def await_landings(self, count: int) -> None:
         wait_until(lambda: self.region.read(Word.LANDING_TAIL) >= count)
@@ -130,6 +135,29 @@ def test_a_task_whose_layer_has_begun_is_dropped_and_said_so(make: Callable[...,
     device.worker.drain()
     assert sorted(device.landings()) == [(1, stale, Landed.DROPPED), (2, fresh, Landed.ARRIVED)]
     assert device.slabs.slab(1).unique().tolist() == [0xA5]
+
+
+def test_a_landing_says_how_far_the_layers_got_while_the_link_carried_it(
+    make: Callable[..., Device],
+) -> None:
+    device = make()
+    device.region.write(Word.POSITION, 5)
+    device.link.stick(True)
+    for i in range(3):
+        device.emit(key=i, slot=i)
+    wait_until(lambda: device.link.num_started == 2)
+    device.region.write(Word.POSITION, 9)
+    device.link.stick(False)
+    device.worker.drain()
+    device.region.write(Word.POSITION, 20)  # nothing is under way meanwhile
+    device.emit(key=3, slot=3)
+    device.worker.drain()
+    assert device.positions(4) == [
+        4,
+        0,
+        0,
+        0,
+    ]  # the second waited for the first: the link carried one at a time
 
 
 def test_a_pause_holds_back_new_copies_only(make: Callable[..., Device]) -> None:
@@ -304,5 +332,5 @@ def test_numpy_sees_the_layout_that_the_docstring_draws() -> None:
     region = ControlRegion(torch.device("cpu"), ring_size=RING)
     assert region.tasks_address - region.device_address == 8 * NUM_HEAD_WORDS
     assert region.landings_address - region.tasks_address == 8 * 4 * RING
-    assert region._view.size == NUM_HEAD_WORDS + 8 * RING
+    assert region._view.size == NUM_HEAD_WORDS + 9 * RING
     assert np.count_nonzero(region._view) == 0

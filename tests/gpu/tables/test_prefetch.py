@@ -34,9 +34,17 @@ NUM_KEYS = NUM_LAYERS * NUM_EXPERTS
 class Setting:
     """Tables, their twin, and a region between the tables and whoever plays the worker."""
 
-    def __init__(self, device: torch.device, num_slots: int, policy: str = "lru") -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        num_slots: int,
+        policy: str = "lru",
+        *,
+        num_layers: int = NUM_LAYERS,
+        layer_slots: list[int] | None = None,
+    ) -> None:
         self.device = device
-        self.twin = HostTwin.of(num_slots, NUM_LAYERS, NUM_EXPERTS, policy=policy)
+        self.twin = HostTwin.of(num_slots, num_layers, NUM_EXPERTS, policy=policy, layer_slots=layer_slots)
         self.tables = DeviceTables.from_machine(
             self.twin.machine, self.twin.eviction, max_pairs=8, device=device
         )
@@ -73,9 +81,10 @@ class Setting:
         self.num_taken = tail
         return taken
 
-    def report(self, slot: int, tag: int, status: Landed, *, buffer: int = 0) -> None:
+    def report(self, slot: int, tag: int, status: Landed, *, buffer: int = 0, positions: int = 0) -> None:
         tail = self.region.read(Word.LANDING_TAIL)
-        self.words[NUM_HEAD_WORDS + 4 * RING + 4 * (tail % RING) :][:4] = slot, tag, status, buffer
+        entry = self.words[NUM_HEAD_WORDS + 4 * RING + 5 * (tail % RING) :]
+        entry[:5] = slot, tag, status, buffer, positions
         self.region.write(Word.LANDING_TAIL, tail + 1)
 
 
