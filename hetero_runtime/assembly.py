@@ -26,11 +26,15 @@ from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
 from hetero_runtime.hf.rewind import RewindableSequences
+from hetero_runtime.hf.router_choice import let_choose
 from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
+from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.routing import CopiesAhead, RoutedSequences, Routing
+from hetero_runtime.routing.build import make_routing
 from hetero_runtime.speculation import Speculation, make_speculation
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
@@ -50,6 +54,14 @@ class EagerParts(NamedTuple):
     dtype: torch.dtype
 
 
+class _Driven(NamedTuple):
+    """The slab cache, who drives it, and by which forecasts, where there are any."""
+
+    cache: SlabCache
+    orchestrator: EagerOrchestrator
+    foresight: Foresight | None
+
+
 @dataclass
 class Parts:
     """What an engine is made of. `close` gives everything back."""
@@ -67,6 +79,7 @@ class Parts:
     sequences: Sequences
     foresight: Foresight | None
     speculation: Speculation | None
+    routing: Routing | None
 
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
@@ -89,6 +102,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
     predictors = make_predictors(config, skeleton.model)
     speculation = make_speculation(config, tokenizer, skeleton.model)
+    routing = make_routing(config, skeleton.model, skeleton.architecture)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
@@ -97,7 +111,9 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     )
     try:
         slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
-        cache, eager = _make_orchestrator(config, skeleton, store, slabs=slabs, predictors=predictors)
+        driven = _make_orchestrator(
+            config, skeleton, store, slabs=slabs, predictors=predictors, routing=routing
+        )
         orchestrator, sequences = _choose_mode(
             config,
             EagerParts(
@@ -105,10 +121,12 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
                 experts=list(skeleton.experts.values()),
                 store=store,
                 slabs=slabs,
-                cache=cache,
-                orchestrator=eager,
+                cache=driven.cache,
+                orchestrator=driven.orchestrator,
                 dtype=skeleton.dtype,
             ),
+            foresight=driven.foresight,
+            routing=routing,
         )
     except BaseException:
         store.close()
@@ -122,15 +140,18 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         eos_token_ids=end_ids,
         store=store,
         slabs=slabs,
-        cache=cache,
+        cache=driven.cache,
         orchestrator=orchestrator,
         sequences=sequences,
-        foresight=eager.foresight,
+        foresight=driven.foresight,
         speculation=speculation,
+        routing=routing,
     )
 
 
-def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrator, Sequences]:
+def _choose_mode(
+    config: ResolvedConfig, parts: EagerParts, *, foresight: Foresight | None, routing: Routing | None
+) -> tuple[Orchestrator, Sequences]:
     """Hook the eager orchestrator into the model; then, for `execution.mode: graph`, try to capture."""
     attach(parts.experts, parts.orchestrator.run_layer)
     if config.execution.mode == "graph":
@@ -147,11 +168,14 @@ def _choose_mode(config: ResolvedConfig, parts: EagerParts) -> tuple[Orchestrato
             log.warning("decoding stays eager: %s", reason)
     if config.speculation.drafter != "none":
         return parts.orchestrator, RewindableSequences(parts.model)
-    sequences, foresight = EagerSequences(parts.model), parts.orchestrator.foresight
-    if foresight is None:
-        return parts.orchestrator, sequences
-    listen_to_routers(parts.model, foresight.hear)
-    return parts.orchestrator, ForeseenSequences(sequences, foresight)
+    sequences: Sequences = EagerSequences(parts.model)
+    if routing is not None:
+        let_choose(parts.model, routing.choose, looks_ahead=routing.policy.looks_ahead)
+        sequences = RoutedSequences(sequences, routing)
+    if foresight is not None:
+        listen_to_routers(parts.model, foresight.hear)
+        sequences = ForeseenSequences(sequences, foresight)
+    return parts.orchestrator, sequences
 
 
 def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> SlabPool:
@@ -167,24 +191,35 @@ def _make_orchestrator(
     *,
     slabs: SlabPool,
     predictors: list[Predictor],
-) -> tuple[SlabCache, EagerOrchestrator]:
-    eviction = make_row_eviction(config, num_layers=store.num_layers, num_experts=store.num_experts)
+    routing: Routing | None,
+) -> _Driven:
+    eviction = _make_eviction(config, store, routing)
     copier, foresight = _make_copier(store, slabs.memory.device), None
     link = measure_link(copier, store.record(ExpertKey(0, 0)), slabs.slab(0)) if predictors else None
     cache = _make_cache(config, store, slabs, eviction=eviction, copier=copier)
     if link is not None:
         shape = router_shape(skeleton.model)
         foresight = make_foresight(config, predictors, shape=shape, cache=cache, eviction=eviction, link=link)
+    ahead: Ahead | None = foresight
     is_prefetching = foresight is not None and foresight.is_prefetching
+    if routing is not None and config.prefetch.schedule == "bounded":
+        ahead, is_prefetching = CopiesAhead(cache, routing, in_flight=config.prefetch.in_flight), True
     orchestrator = EagerOrchestrator(
         cache,
         mlps=[expert_mlp(module) for module in skeleton.experts.values()],
         materialize=partial(store.materialize, dtype=skeleton.dtype),
         eviction=eviction,
         is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
-        foresight=foresight,
+        ahead=ahead,
     )
-    return cache, orchestrator
+    return _Driven(cache, orchestrator, foresight)
+
+
+def _make_eviction(config: ResolvedConfig, store: ExpertStore, routing: Routing | None) -> EvictionPolicy:
+    if config.eviction.policy == "logical":
+        assert routing is not None, "the configuration has no logical cache to follow"
+        return routing.eviction
+    return make_row_eviction(config, num_layers=store.num_layers, num_experts=store.num_experts)
 
 
 def _make_cache(

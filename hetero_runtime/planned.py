@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from hetero_runtime.calibration import locate_calibration
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
 from hetero_runtime.plan.drafter import read_drafter
@@ -46,6 +47,9 @@ def decide(config: Config) -> Decided:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
         config = replace(config, prediction=replace(config.prediction, path=str(predictor.path)))
     geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
+    calibration = locate_calibration(config.routing, geometry)
+    if calibration is not None:
+        config = replace(config, routing=replace(config.routing, calibration=str(calibration)))
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
 
 

@@ -15,6 +15,7 @@ import torch
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.profiling import mark_stall, span
+from hetero_runtime.routing import Routing, RoutingStats
 from hetero_scheduler import SlotCounts
 
 
@@ -27,6 +28,7 @@ class PhaseStats:
     seconds: float
     stall_s: float
     cache: CacheStats
+    routing: RoutingStats
 
     @property
     def tok_s(self) -> float:
@@ -75,6 +77,7 @@ class EngineStats:
         for phase in ("prefill", "decode"):
             stats: PhaseStats = getattr(self, phase)
             result[phase] |= {"tok_s": stats.tok_s, "hit_rate": stats.cache.hit_rate}
+            result[phase]["routing"] |= stats.routing.per_token(stats.tokens)
         result["drafts"]["tokens_per_pass"] = self.drafts.tokens_per_pass
         return result
 
@@ -82,10 +85,10 @@ class EngineStats:
 class StatsRecorder:
     """Adds up passes by phase. Thread-safe."""
 
-    def __init__(self, cache: SlabCache, orchestrator: Orchestrator) -> None:
-        self._cache, self._orchestrator = cache, orchestrator
+    def __init__(self, cache: SlabCache, orchestrator: Orchestrator, routing: Routing | None = None) -> None:
+        self._cache, self._orchestrator, self._routing = cache, orchestrator, routing
         self._guard = threading.Lock()
-        self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats()) for phase in Phase}
+        self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats(), RoutingStats()) for phase in Phase}
         self._drafts = DraftStats()
         self._requests = 0
         self._active_rows = 0
@@ -105,7 +108,8 @@ class StatsRecorder:
     @contextmanager
     def pass_(self, phase: Phase, *, num_tokens: int, num_passes: int = 1) -> Iterator[None]:
         """Around forward passes (the caller has the turn); what is given up counts no tokens."""
-        before, stalled, began = self._cache.stats(), self._cache.stall_s(), time.perf_counter()
+        before, routed = self._cache.stats(), self._routing_stats()
+        stalled, began = self._cache.stall_s(), time.perf_counter()
         is_whole = False
         try:
             with span(phase.value):
@@ -121,6 +125,7 @@ class StatsRecorder:
                     seconds=old.seconds + time.perf_counter() - began,
                     stall_s=old.stall_s + stall_s,
                     cache=old.cache + (self._cache.stats() - before),
+                    routing=old.routing + (self._routing_stats() - routed),
                 )
 
     def drafted(self, num_tokens: int, *, accepted: int, seconds: float) -> None:
@@ -150,3 +155,6 @@ class StatsRecorder:
                 peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
                 drafts=self._drafts,
             )
+
+    def _routing_stats(self) -> RoutingStats:
+        return RoutingStats() if self._routing is None else self._routing.stats()

@@ -171,10 +171,15 @@ class SlabCache:
 
     # ---- commands
 
-    def begin_layer(self, layer: int, needed: Collection[ExpertKey]) -> None:
-        """`layer` is about to run `needed`: count them, land or drop its prefetches, free the rest."""
+    def begin_layer(
+        self, layer: int, needed: Collection[ExpertKey], *, kept: Collection[ExpertKey] = ()
+    ) -> None:
+        """`layer` is about to run `needed`: count them, land or drop its prefetches, free the rest.
+
+        `kept`: prefetches that stay on their way although the layer runs without them.
+        """
         for key in [key for key in self._fetching if key.layer == layer]:
-            self._land_or_drop(key, is_needed=key in needed)
+            self._land_or_drop(key, is_needed=key in needed or key in kept)
         answers = [self.lookup(key) for key in needed]
         self._stats.required += len(answers)
         self._stats.hits += answers.count(Lookup.HIT)

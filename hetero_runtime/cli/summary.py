@@ -31,6 +31,9 @@ def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float |
         table.add_row("drafts: accepted of drafted", "", _accepted(stats.drafts))
         table.add_row("tokens a pass", "", f"{stats.drafts.tokens_per_pass:.2f}")
         table.add_row("time drafting", "", f"{stats.drafts.seconds * 1e3:,.0f} ms")
+    if any(phase.routing.demanded for phase in phases):
+        table.add_row("copies a token, on demand", *(_copies(phase) for phase in phases))
+        table.add_row("a token's experts not the router's", *(_deviations(phase) for phase in phases))
     table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
@@ -61,3 +64,12 @@ def _split(phase: PhaseStats) -> str:
 def _amiss(phase: PhaseStats) -> str:
     cache = phase.cache
     return f"{cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"
+
+
+def _copies(phase: PhaseStats) -> str:
+    means = phase.routing.per_token(phase.tokens)
+    return f"{means['copies_per_token']:.2f}, {means['demand_copies_per_token']:.2f} of them"
+
+
+def _deviations(phase: PhaseStats) -> str:
+    return f"{phase.routing.per_token(phase.tokens)['deviations_per_token']:.2f}"

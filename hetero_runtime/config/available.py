@@ -10,14 +10,12 @@ from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "preset": ("lru", "seqmoe", "auto"),
+    "preset": ("lru", "seqmoe", "psr", "auto"),
     "model.experts": ("checkpoint",),
     "device": ("auto", "cuda", "cpu"),
     "memory.backing": ("ram",),
-    "routing.policy": ("exact",),
     "prediction.predictor": ("none", "frequency", "mamba2", "pregate"),
-    "prefetch.schedule": ("none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b"),
-    "eviction.policy": ("lru", "lfu", "lfru", "belady"),
+    "eviction.policy": ("lru", "lfu", "lfru", "belady", "logical"),
     "misses.handler": ("load",),
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),

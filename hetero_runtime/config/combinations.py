@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hetero_runtime.config.routing import check_routing
 from hetero_runtime.config.tree import Config, ResolvedConfig, SpeculationConfig
 from hetero_runtime.errors import ConfigError
 
@@ -25,6 +26,13 @@ def check_combinations(config: Config, source: str) -> None:
     _check_forecasts(config, source)
     _check_mode(config, source)
     _check_speculation(config, source)
+    check_routing(config, source)
+    if config.routing.policy != "exact" and acts_on_forecasts(config):
+        raise ConfigError(
+            f"{source}: routing.policy: {config.routing.policy} moves experts by its logical cache, and "
+            f"{_listener(config)} by forecasts; write eviction.policy: logical and prefetch.schedule: "
+            "bounded (or none), or take preset: psr"
+        )
 
 
 def _check_memory(config: Config, source: str) -> None:

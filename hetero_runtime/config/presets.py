@@ -22,9 +22,20 @@ _SEQMOE: dict[str, dict[str, Any]] = {
     "execution": {"mode": "eager"},
 }
 
+_PSR: dict[str, dict[str, Any]] = {
+    "memory": {"pool": "per_layer"},
+    "routing": {"policy": "psr", "bonus": 0.2, "insertions": 1, "window": 4},
+    "prediction": {"predictor": "none"},
+    "prefetch": {"schedule": "bounded", "in_flight": 2},
+    "eviction": {"policy": "logical"},
+    "misses": {"handler": "load"},
+    "execution": {"mode": "eager"},
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "lru": _LRU,
     "seqmoe": _SEQMOE,
+    "psr": _PSR,
     # The best set of fields that needs nothing trained for the model: lru so far.
     "auto": _LRU,
 }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from hetero_runtime.config.available import check_available
+from hetero_runtime.config.routing import resolve_routing
 from hetero_runtime.config.tree import (
     Config,
     ExecutionConfig,
@@ -46,12 +47,13 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         is_prefetched_in_graph=config.prediction.predictor == "pregate",
         num_drafted=drafted_tokens(config),
     )
+    memory = _memory(config.memory, hardware, geometry, demand=demand)
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,
         model=ResolvedModel(geometry.path, config.model.experts, demand.dtype),
         device=demand.device,
-        memory=_memory(config.memory, hardware, geometry, demand=demand),
-        routing=config.routing,
+        memory=memory,
+        routing=resolve_routing(config.routing, geometry, slabs=memory.slabs),
         prediction=config.prediction,
         prefetch=config.prefetch,
         eviction=config.eviction,

@@ -26,6 +26,8 @@ ExpertsFormat = Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pool = Literal["global", "per_layer"]
 Backing = Literal["ram", "mmap", "direct", "swap"]
+Policy = Literal["exact", "cache_prior", "psr", "speculative_experts"]
+Priority = Literal["lru", "a"]
 Isa = Literal["auto", "avx2", "avx512", "amx", "neon"]
 CpuBackend = Literal["torch", "native", "ktransformers"]
 
@@ -64,8 +66,31 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    policy: Literal["exact", "cache_prior", "psr", "speculative_experts"] = "exact"
-    """How experts are selected. exact: as the model's router says."""
+    policy: Policy = "exact"
+    """How experts are selected. exact: as the model's router says. cache_prior: those in a logical cache gain
+    a bonus. psr: the same, and the next layer's router, asked one layer early, inserts into that cache.
+    speculative_experts: what was predicted one layer early. Weights are always the router's own."""
+    bonus: Annotated[float, Ge(0), "a number of 0 or more"] = 0.2
+    """What an expert in the logical cache gains (lambda of cache_prior and psr), in ranges of the layer's
+    router scores (max - min). 0: exact routing."""
+    insertions: Count = 1
+    """Experts that psr and speculative_experts may insert a layer and token (n)."""
+    window: Positive = 4
+    """Of how many of the best that the next layer's router names, for psr and speculative_experts."""
+    protected: Count = 0
+    """So many of the router's best gain the bonus of cache_prior wherever they are (J)."""
+    range: Literal["fixed", "running"] = "fixed"
+    """The range of scores that a bonus of cache_prior is measured in. fixed: the calibrated one. running: the
+    mean over the request so far."""
+    priority: Priority | Auto = "auto"
+    """Who leaves the logical cache last. lru: used last. a: wanted by the router lately, or for this token on
+    calibration text. auto: a, and lru for cache_prior."""
+    capacity: Positive | Auto = "auto"
+    """Experts a layer in the logical cache. auto: as many as a layer has slabs, so that outputs depend on
+    memory. A number makes them the same on every machine."""
+    calibration: str = "auto"
+    """File that `hetero-runtime calibrate` wrote. auto: the one beside the model's folder,
+    FOLDER.calibration.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +110,19 @@ class PrefetchConfig:
     )
     """Which transfer goes next. popularity: most wanted experts first, during prefill. jsd, moe_infinity,
     promoe, edf, top_b: by forecasts, during decode, where copies overlap with computation (on device cpu they
-    do not, and nothing is fetched); and by popularity during prefill."""
+    do not, and nothing is fetched); and by popularity during prefill. bounded: what the routing policy
+    inserts into its logical cache, during decode; and by popularity during prefill."""
     extra: Count = 0
     """Experts that may be fetched a layer beyond the router's top-k, by forecasts."""
+    in_flight: Positive = 2
+    """Copies that schedule bounded has on the link at most. Changes no output."""
 
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    policy: Literal["lru", "lfu", "lfru", "belady", "a_priority", "lookahead"] = "lru"
-    """Which slab is given up first. belady: the one whose expert the forecasts want least."""
+    policy: Literal["lru", "lfu", "lfru", "belady", "logical", "lookahead"] = "lru"
+    """Which slab is given up first. belady: the one whose expert the forecasts want least. logical: one whose
+    expert the routing policy's logical cache does not hold."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +250,7 @@ class ResolvedConfig:
     device: Device
     memory: ResolvedMemory
     routing: RoutingConfig
+    """Priority, capacity and calibration decided where the policy reads them."""
     prediction: PredictionConfig
     prefetch: PrefetchConfig
     eviction: EvictionConfig

@@ -14,12 +14,13 @@ from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
 from hetero_runtime.foresight.rival import Rival
 from hetero_runtime.foresight.rows import HALF_MAX, Logits, Row, Rows, at_next_pass
+from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_scheduler import ExpertKey
 from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.prefetch.steering import Steering
 
 
-class Foresight:
+class Foresight(Ahead):
     """The loop of a pass, one pass at a time:
 
         pass_of(place)      whose text it is
@@ -88,7 +89,6 @@ class Foresight:
     # ---- one layer
 
     def layer_begins(self, chosen: npt.NDArray[np.int64]) -> None:
-        """A MoE layer of the pass begins. `chosen` `[tokens, top_k]`: its experts."""
         self._pace.layer_begins(self._cache.stall_s())
         self._is_prompt = len(chosen) > 1
         if self._row is not None:
@@ -101,7 +101,6 @@ class Foresight:
             self._heard = np.clip(half, -HALF_MAX, HALF_MAX)  # a copy: `half` may be the model's own
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
-        """All loads of `layer` are submitted. `running`: its experts, all resident or on their way."""
         if self._row is None or self._heard is None:
             return
         heard, self._heard = self._heard, None
@@ -111,7 +110,7 @@ class Foresight:
         self.layer_ends(layer, running)
 
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
-        """The link may have room; a prompt needs it for its own layers. `running`: experts that stay."""
+        """A prompt needs the link for its own layers."""
         is_last = layer == self._num_layers - 1
         if self._row is not None and (is_last or not self._is_prompt):
             self._prefetcher.fill(self._pass * self._num_layers + layer, running)

@@ -22,7 +22,7 @@ import torch
 
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
-from hetero_runtime.foresight import Foresight
+from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, Popularity
 
@@ -31,8 +31,8 @@ class EagerOrchestrator(Orchestrator):
     """See the module docstring.
 
     `mlps`: one a MoE layer. `materialize`: a record's bytes (uint8 `[record_bytes]`) to parameters.
-    `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `foresight`:
-    forecasts, and what follows from them; None where nothing acts on any.
+    `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `ahead`:
+    what follows from forecasts, or from a routing policy's insertions; None where there are neither.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class EagerOrchestrator(Orchestrator):
         materialize: Callable[[torch.Tensor], Params],
         eviction: EvictionPolicy,
         is_fetching_ahead: bool,
-        foresight: Foresight | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self._cache, self._mlps, self._materialize = cache, mlps, materialize
         self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
-        self.foresight = foresight
+        self._ahead = ahead
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = Popularity(self._num_layers, self._num_experts)
         self._phase = Phase.DECODE
@@ -69,18 +69,19 @@ class EagerOrchestrator(Orchestrator):
     ) -> torch.Tensor:
         self._checkpoint()
         chosen = top_k_index.cpu().numpy()
-        if self.foresight is not None:
-            self.foresight.layer_begins(chosen)
+        if self._ahead is not None:
+            self._ahead.layer_begins(chosen)
         dispatch = Dispatch.of(chosen)
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
         self.eviction.observe(layer, tokens_per_expert)
         self._popularity.observe(layer, tokens_per_expert)
-        self._cache.begin_layer(layer, frozenset(needed))
+        kept = () if self._ahead is None else self._ahead.kept(layer)
+        self._cache.begin_layer(layer, frozenset(needed), kept=kept)
         total = LayerSum(hidden, top_k_weights, dispatch)
         self._execute(layer, needed, total)
-        if self.foresight is not None:
-            self.foresight.layer_ends(layer, needed)
+        if self._ahead is not None:
+            self._ahead.layer_ends(layer, needed)
         return total.total
 
     def device_stats(self) -> CacheStats:
@@ -100,8 +101,8 @@ class EagerOrchestrator(Orchestrator):
                 num_released = i
                 num_loaded = self._load_ahead(needed, i, num_loaded)
                 if num_loaded == len(needed):
-                    if self.foresight is not None:
-                        self.foresight.look_ahead(layer, needed[i:])
+                    if self._ahead is not None:
+                        self._ahead.look_ahead(layer, needed[i:])
                     self._fetch_ahead(layer + 1, protected=needed[i:])
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))

@@ -13,6 +13,10 @@ from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 
 FORMAT = "hetero_runtime.predictor/1"
+FOR_THIS_MODEL = (
+    "Train one with `hetero-runtime trace` and `hetero-runtime train-predictor`, or name this model's "
+    "predictor"
+)
 TRAIN_ANEW = "train it anew with `hetero-runtime train-predictor`"
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hetero_runtime.errors import CheckpointError
-from hetero_runtime.prediction.description import FORMAT, TRAIN_ANEW, read_description
+from hetero_runtime.prediction.description import FOR_THIS_MODEL, FORMAT, TRAIN_ANEW, read_description
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
@@ -66,7 +66,7 @@ def read_predictor(path: str | Path, model: RouterFingerprint | None = None) -> 
             f"{path}: metadata `predictor` is incomplete ({error!r}); {TRAIN_ANEW}"
         ) from error
     if model is not None:
-        described.fingerprint.check(model, str(path))
+        described.fingerprint.check(model, str(path), remedy=FOR_THIS_MODEL)
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

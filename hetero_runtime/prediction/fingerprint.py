@@ -1,4 +1,4 @@
-"""Which model's routers a predictor was trained on."""
+"""Which model's routers a file was made from: a predictor, a calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouterFingerprint:
-    """What must be alike for a predictor to mean anything: the routers' sizes and the model's config.json."""
+    """What must be alike for such a file to mean anything: the routers' sizes and the model's config.json."""
 
     num_layers: int
     num_experts: int
@@ -46,12 +46,12 @@ class RouterFingerprint:
             f"config.json {self.config_sha256[:12]}"
         )
 
-    def check(self, model: RouterFingerprint, name: str) -> None:
-        """Raise CheckpointError when `name`, a predictor of this model, shall serve another `model`."""
+    def check(self, model: RouterFingerprint, name: str, *, remedy: str) -> None:
+        """Raise CheckpointError, with the `remedy`, when `name`, a file of this model, shall serve another
+        `model`."""
         if self != model:
             raise CheckpointError(
-                f"{name}: was trained for another model ({self}); this one has {model}. Train one with "
-                "`hetero-runtime trace` and `hetero-runtime train-predictor`, or name this model's predictor"
+                f"{name}: was made for another model ({self}); this one has {model}. {remedy}"
             )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hetero_runtime.config.tree import PredictionConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry
-from hetero_runtime.prediction.description import read_description
+from hetero_runtime.prediction.description import FOR_THIS_MODEL, read_description
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 
 SUFFIX = ".predictor.safetensors"
@@ -39,11 +39,11 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
             "prediction.path, or write prediction.predictor: frequency"
         )
     described = read_description(path)
-    described.fingerprint.check(RouterFingerprint.of_model(geometry), str(path))
+    described.fingerprint.check(RouterFingerprint.of_model(geometry), str(path), remedy=FOR_THIS_MODEL)
     return Located(path, described.num_bytes)
 
 
-def beside(folder: Path) -> Path:
-    """The predictor file that belongs to the model in `folder`."""
+def beside(folder: Path, suffix: str = SUFFIX) -> Path:
+    """The file that belongs to the model in `folder`: beside it, named like it, with `suffix`."""
     folder = folder.resolve()
-    return folder.with_name(folder.name + SUFFIX)
+    return folder.with_name(folder.name + suffix)

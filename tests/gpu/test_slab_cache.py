@@ -81,6 +81,20 @@ def test_an_unwanted_prefetch_on_its_way_is_dropped_and_its_slot_reused() -> Non
     assert rig.cache.lookup(ExpertKey(1, 3)) is Lookup.MISS
 
 
+def test_a_prefetch_that_is_kept_goes_on_and_keeps_its_slot() -> None:
+    rig = Rig(2)
+    kept = ExpertKey(1, 3)
+    rig.cache.prefetch(kept)
+    rig.cache.begin_layer(1, frozenset(keys(1, 5)), kept=[kept])
+    assert rig.cache.lookup(kept) is Lookup.PENDING
+    assert rig.cache.load(ExpertKey(1, 5))
+    rig.cache.wait(ExpertKey(1, 5))  # copies arrive in order, so the one before has too
+    rig.cache.release(keys(1, 5))
+    rig.execute(kept)
+    stats = rig.cache.stats()
+    assert (stats.hits, stats.misses, stats.prefetches_dropped) == (1, 1, 0)
+
+
 def test_prefetches_are_followed_to_their_first_use_or_their_end() -> None:
     rig = Rig(3)
     for key in keys(1, 0, 1, 2):

@@ -10,10 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3MoeForCausalLM
 
 from hetero_runtime.bundled import model_path
-from hetero_runtime.config.tree import PredictionConfig
+from hetero_runtime.calibration import locate_calibration, read_calibration
+from hetero_runtime.config.tree import PredictionConfig, RoutingConfig
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint, read_predictor
 from hetero_runtime.prediction.locate import locate_predictor
+from hetero_scheduler.trace import load_entropies
 
 STORY = (
     "Once upon a time there was a kind girl named Wendy. Soft rain fell on the roof. Wendy had a small "
@@ -48,6 +50,19 @@ def test_the_package_stays_under_forty_megabytes() -> None:
     assert sum(path.stat().st_size for path in files) < 40 * 2**20
     assert max(path.stat().st_size for path in files) < 12e6
     assert (model_path() / "MODEL_CARD.md").exists()
+
+
+def test_its_calibration_lies_beside_it_and_is_its_own() -> None:
+    geometry = read_geometry(model_path())
+    path = locate_calibration(RoutingConfig(policy="psr"), geometry)
+    assert path is not None
+    assert path.parent == model_path().parent
+    assert path.stat().st_size < 300e3
+    stored = read_calibration(path, RouterFingerprint.of_model(geometry))
+    assert stored.notes["num_tokens"] > 100_000
+    uses = stored.calibration.uses
+    assert (uses.sum(axis=1) == uses[0].sum()).all()
+    assert load_entropies(uses).mean() > 0.95
 
 
 def test_its_predictor_lies_beside_it_and_is_its_own() -> None:

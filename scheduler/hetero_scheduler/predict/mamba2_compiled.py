@@ -9,29 +9,20 @@ rows of the input projection, C channels of the convolution, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_scheduler.compiled import compiled
 from hetero_scheduler.predict.mamba2_block import NORM_EPS, BlockState
 from hetero_scheduler.predict.mamba2_model import GroupModel, ResidualMixer
 
 Floats = npt.NDArray[np.float32]
 _LINEAR_FROM = 20.0
 """Where softplus is its argument, in torch's words its threshold."""
-_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    """`function` for numba, compiled once a machine where numba finds a folder for it."""
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # neither beside this file nor in the user's cache may anything be written
-        return numba.njit(**_OPTIONS)(function)
+_compiled = compiled(nogil=True, fastmath={"reassoc", "contract", "nsz"})
 
 
 class Weights(NamedTuple):

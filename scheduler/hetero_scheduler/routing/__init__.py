@@ -10,11 +10,13 @@ copy arrives, is not among its inputs: the logical cache is a set of expert numb
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero_scheduler.routing.base import Priority, RangeOf, RoutingPolicy, Rules, Shape
 from hetero_scheduler.routing.calibration import Calibration, TokenPrior, uncalibrated
-from hetero_scheduler.routing.logical_cache import Decisions, LogicalCache
+
+if TYPE_CHECKING:
+    from hetero_scheduler.routing.logical_cache import Decisions, LogicalCache
 
 ROUTING_POLICIES = ("exact", "cache_prior", "psr", "speculative_experts")
 
@@ -57,3 +59,12 @@ def make_routing_policy(name: str, **parameters: Any) -> RoutingPolicy:
 
         return SpeculativeExperts(**parameters)
     raise ValueError(f"unknown routing policy {name!r}; known: {', '.join(ROUTING_POLICIES)}")
+
+
+def __getattr__(name: str) -> Any:
+    """What is compiled is imported when it is asked for: a plan reads calibrations without a compiler."""
+    if name not in ("Decisions", "LogicalCache"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hetero_scheduler.routing import logical_cache
+
+    return getattr(logical_cache, name)

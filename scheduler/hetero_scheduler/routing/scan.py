@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetero_scheduler.compiled import compiled
 from hetero_scheduler.routing.state import NOBODY
 
 FAST_DECAY, SLOW_DECAY = np.float32(0.5), np.float32(0.98)
 FAST_GAIN, SLOW_GAIN = np.float32(0.5 / 0.5), np.float32(0.02 / 0.98)
 """What one choice adds before the decay: (1 - decay) / decay."""
 _UNIT = np.float32(1 / 256)
+_compiled = compiled(nogil=True, boundscheck=False)
 
 
 class Heard(NamedTuple):
@@ -62,7 +63,7 @@ class Decided(NamedTuple):
     """Experts executed that the router would not have chosen. `[T, n]`"""
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def scan(rules: Any, tables: Any, state: Any, first_layer: Any, heard: Any, decided: Any) -> None:
     """Decide all of `heard`, a token at a time in layer order. `decided` is filled, `state` goes on."""
     num_tokens, num_layers, _ = heard.scores.shape
@@ -73,7 +74,7 @@ def scan(rules: Any, tables: Any, state: Any, first_layer: Any, heard: Any, deci
             if layer > 0 and heard.guesses.size > 0:
                 steer(rules, state, layer, heard.guesses[t, i], prior)
             _begin(rules, state, layer, prior)
-            decided.inserted[t, i] = np.count_nonzero(state.is_inserted[layer])
+            decided.inserted[t, i] = _count(state.is_inserted[layer])
             bonus = _bonus(rules, tables, state, layer, heard.scores[t, i])
             _select(rules, state, layer, heard.scores[t, i], heard.own[t, i], bonus, decided.experts[t, i])
             decided.demanded[t, i] = _demand(state, layer, decided.experts[t, i])
@@ -81,7 +82,7 @@ def scan(rules: Any, tables: Any, state: Any, first_layer: Any, heard: Any, deci
             _finish(rules, state, layer, heard.own[t, i], decided.experts[t, i])
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def steer(rules: Any, state: Any, layer: Any, guess: Any, prior: Any) -> None:
     """Part 1 for `layer`: visit the best of `guess` `[E]`, insert at most `rules.insertions`."""
     _begin(rules, state, layer, prior)
@@ -107,7 +108,7 @@ def steer(rules: Any, state: Any, layer: Any, guess: Any, prior: Any) -> None:
                 num_new += 1
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _begin(rules: Any, state: Any, layer: Any, prior: Any) -> None:
     """Fix the priorities of this step."""
     if state.is_begun[layer]:
@@ -122,7 +123,7 @@ def _begin(rules: Any, state: Any, layer: Any, prior: Any) -> None:
             priority[e] = averages + np.float32(prior[e]) * _UNIT  # exact: 256ths
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _bonus(rules: Any, tables: Any, state: Any, layer: Any, scores: Any) -> Any:
     """What residency adds to a score of this step."""
     if not rules.is_running:
@@ -135,11 +136,13 @@ def _bonus(rules: Any, tables: Any, state: Any, layer: Any, scores: Any) -> Any:
     return np.float32(rules.bonus * (state.range_sum[layer] / (state.clock[layer] + 1)))
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _select(rules: Any, state: Any, layer: Any, scores: Any, own: Any, bonus: Any, experts: Any) -> None:
     """Part 2, first half: fill `experts`, the router's kept ones first."""
     num_experts, top_k = scores.size, own.size
-    place = np.full(num_experts, top_k, np.int64)  # in the router's own choice
+    place = np.empty(num_experts, np.int64)  # in the router's own choice
+    for e in range(num_experts):
+        place[e] = top_k
     for k in range(top_k):
         place[own[k]] = k
     is_chosen = np.zeros(num_experts, np.bool_)
@@ -147,33 +150,44 @@ def _select(rules: Any, state: Any, layer: Any, scores: Any, own: Any, bonus: An
         for k in range(top_k):
             is_chosen[state.guess[layer, k]] = True
     else:
-        biased = scores.copy()
-        is_best = np.zeros(num_experts, np.bool_)
-        for _ in range(min(rules.protected, top_k)):
-            is_best[_best_of(scores, scores, place, top_k, is_best)] = True
-        is_favoured = state.is_resident[layer] | is_best
+        is_barred, is_favoured = np.zeros(num_experts, np.bool_), np.zeros(num_experts, np.bool_)
         for e in range(num_experts):
-            if is_favoured[e]:
-                biased[e] += bonus
-        for _ in range(top_k):
-            is_chosen[_best_of(biased, scores, place, top_k, is_chosen)] = True
+            is_barred[e] = scores[e] == -np.inf and place[e] == top_k
+        _mark_best(rules.protected, scores, scores, place, is_barred, is_favoured)
+        biased = np.empty(num_experts, np.float32)
+        for e in range(num_experts):
+            biased[e] = scores[e] + bonus if is_favoured[e] or state.is_resident[layer, e] else scores[e]
+        _mark_best(top_k, biased, scores, place, is_barred, is_chosen)
     _write_in_order(is_chosen, scores, place, own, experts)
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
+def _mark_best(count: Any, biased: Any, scores: Any, place: Any, is_barred: Any, is_marked: Any) -> None:
+    """Mark the best `count` of what is not barred: what the router excludes, and did not choose itself."""
+    is_done = np.empty(is_barred.size, np.bool_)
+    for e in range(is_barred.size):
+        is_done[e] = is_barred[e]
+    for _ in range(count):
+        best = _best_of(biased, scores, place, is_done)
+        is_done[best] = is_marked[best] = True
+
+
+@_compiled
 def _write_in_order(is_chosen: Any, scores: Any, place: Any, own: Any, experts: Any) -> None:
     num_written = 0
     for e in own:
         if is_chosen[e]:
             experts[num_written] = e
             num_written += 1
-    is_done = ~is_chosen | (place < own.size)
+    is_done = np.empty(is_chosen.size, np.bool_)
+    for e in range(is_chosen.size):
+        is_done[e] = not is_chosen[e] or place[e] < own.size
     for k in range(num_written, own.size):
-        experts[k] = _best_of(scores, scores, place, own.size, is_done)
+        experts[k] = _best_of(scores, scores, place, is_done)
         is_done[experts[k]] = True
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _demand(state: Any, layer: Any, experts: Any) -> Any:
     """Part 2, second half: what is executed becomes resident. How many were not."""
     resident, num_demanded = state.is_resident[layer], 0
@@ -192,7 +206,7 @@ def _demand(state: Any, layer: Any, experts: Any) -> Any:
     return num_demanded
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _finish(rules: Any, state: Any, layer: Any, own: Any, experts: Any) -> None:
     """The statistics of the layer; the step is over."""
     state.clock[layer] += 1
@@ -210,11 +224,14 @@ def _finish(rules: Any, state: Any, layer: Any, own: Any, experts: Any) -> None:
         for e in range(fast.size):
             fast[e] *= FAST_DECAY
             slow[e] *= SLOW_DECAY
-    state.is_guarded[layer] = state.is_inserted[layer] = state.is_begun[layer] = False
-    state.guess[layer] = NOBODY
+    for e in range(state.is_guarded.shape[1]):
+        state.is_guarded[layer, e] = state.is_inserted[layer, e] = False
+    for k in range(own.size):
+        state.guess[layer, k] = NOBODY
+    state.is_begun[layer] = False
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _best_left(scores: Any, is_done: Any) -> Any:
     """The best of what is not done, ties to the lowest; NOBODY when only excluded ones are left."""
     best = NOBODY
@@ -224,15 +241,12 @@ def _best_left(scores: Any, is_done: Any) -> Any:
     return best
 
 
-@numba.njit(nogil=True, boundscheck=False)
-def _best_of(biased: Any, scores: Any, place: Any, top_k: Any, is_done: Any) -> Any:
-    """The best of what is not done: by `biased`, ties by the router's own ranking (score, place, index).
-
-    What the router excludes is nobody's best, unless the router chose it itself.
-    """
+@_compiled
+def _best_of(biased: Any, scores: Any, place: Any, is_done: Any) -> Any:
+    """The best of what is not done: by `biased`, ties by the router's own ranking (score, place, index)."""
     best = NOBODY
     for e in range(scores.size):
-        if is_done[e] or (scores[e] == -np.inf and place[e] == top_k):
+        if is_done[e]:
             continue
         if best == NOBODY or biased[e] > biased[best]:
             best = e
@@ -242,7 +256,7 @@ def _best_of(biased: Any, scores: Any, place: Any, top_k: Any, is_done: Any) -> 
     return best
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
 def _least(priority: Any, resident: Any, kept: Any, guarded: Any) -> Any:
     """The resident expert of least priority that is neither kept nor guarded, ties to the lowest."""
     least = NOBODY
@@ -253,7 +267,15 @@ def _least(priority: Any, resident: Any, kept: Any, guarded: Any) -> Any:
     return least
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compiled
+def _count(is_so: Any) -> Any:
+    count = 0
+    for each in is_so:
+        count += each
+    return count
+
+
+@_compiled
 def _count_foreign(experts: Any, own: Any) -> Any:
     num_foreign = 0
     for e in experts:

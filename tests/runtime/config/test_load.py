@@ -9,9 +9,11 @@ import pytest
 from hetero_runtime.config import Config, load_config
 from hetero_runtime.config.available import AVAILABLE
 from hetero_runtime.config.combinations import FORECAST_SCHEDULES
+from hetero_runtime.config.routing import READS
 from hetero_runtime.config.schema import fields
 from hetero_runtime.errors import ConfigError
 from hetero_scheduler.prefetch import SCHEDULES
+from hetero_scheduler.routing import ROUTING_POLICIES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -34,7 +36,7 @@ def test_every_example_loads(path: Path) -> None:
     assert isinstance(load_config(path), Config)
 
 
-@pytest.mark.parametrize("preset", ["lru", "seqmoe"])
+@pytest.mark.parametrize("preset", ["lru", "seqmoe", "psr"])
 def test_a_presets_example_says_what_the_preset_says(preset: str) -> None:
     assert load_config(CONFIGS / f"{preset}.yaml") == load_config({"preset": preset})
 
@@ -100,15 +102,12 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
 @pytest.mark.parametrize(
     ("path", "value", "works"),
     [
-        ("preset", "psr", "lru, seqmoe, auto"),
-        ("preset", "vismmoe", "lru, seqmoe, auto"),
+        ("preset", "vismmoe", "lru, seqmoe, psr, auto"),
         ("model.experts", "int4", "checkpoint"),
         ("device", "unified", "auto, cuda, cpu"),
         ("memory.backing", "mmap", "ram"),
-        ("routing.policy", "psr", "exact"),
         ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
-        ("prefetch.schedule", "bounded", "none, popularity, jsd, moe_infinity, promoe, edf, top_b"),
-        ("eviction.policy", "lookahead", "lru, lfu, lfru, belady"),
+        ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
         ("misses.handler", "hybrid", "load"),
         ("execution.compile", "true", "false"),
         ("cpu.isa", "amx", "auto"),
@@ -190,6 +189,25 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["eviction.policy=belady", "execution.mode=graph"],
             ["eviction.policy: belady with execution.mode: graph is not in this version", "preset: lru"],
         ),
+        (
+            ["preset=psr", "execution.mode=graph"],
+            ["routing.policy: psr with execution.mode: graph is not in this version", "mode: eager"],
+        ),
+        (["preset=psr", "speculation.drafter=prompt_lookup"], ["prompt_lookup is not in this version"]),
+        (["preset=psr", "memory.pinned_prefix=1"], ["memory.pinned_prefix: 1 is not in this version"]),
+        (["preset=psr", "eviction.policy=belady", "prediction.predictor=frequency"], ["take preset: psr"]),
+        (["preset=psr", "routing.protected=2"], ["routing.protected: 2 is for routing.policy: cache_prior"]),
+        (["routing.bonus=0.3"], ["routing.bonus: 0.3 is for routing.policy: cache_prior, psr"]),
+        (["routing.calibration=c"], ["routing.calibration: c is for", "and it is exact; leave it out"]),
+        (
+            ["preset=psr", "routing.policy=cache_prior"],
+            [
+                "prefetch.schedule: bounded fetches what a routing policy inserts",
+                "cache_prior inserts nothing",
+            ],
+        ),
+        (["prefetch.in_flight=4"], ["prefetch.in_flight: 4 is for prefetch.schedule: bounded"]),
+        (["eviction.policy=logical"], ["routing.policy: exact has none", "eviction.policy: lru"]),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )
@@ -214,3 +232,13 @@ def test_every_schedule_of_forecasts_can_be_chosen() -> None:
     assert FORECAST_SCHEDULES == SCHEDULES
     for schedule in SCHEDULES:
         assert load_config(overrides=[f"prefetch.schedule={schedule}"]).prefetch.schedule == schedule
+
+
+def test_every_routing_policy_can_be_chosen_with_its_keys() -> None:
+    for policy in ROUTING_POLICIES:
+        tree = {
+            "policy": policy,
+            **dict.fromkeys(set(READS[policy]) & {"insertions", "window", "protected"}, 3),
+        }
+        assert load_config({"routing": tree}).routing.policy == policy
+    assert set(READS) == set(ROUTING_POLICIES)

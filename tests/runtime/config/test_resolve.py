@@ -162,3 +162,22 @@ def test_resolve_is_pure(geometry: Geometry) -> None:
 
 def test_a_model_path_may_start_at_home() -> None:
     assert model_dir(load_config({"model": {"path": "~/m"}})) == Path.home() / "m"
+
+
+def test_a_logical_cache_is_as_large_as_a_layers_slabs_unless_said(geometry: Geometry) -> None:
+    def capacity(tree: dict[str, Any]) -> int:
+        return _resolve(geometry, tree).routing.capacity
+
+    layers, top_k, num_experts = geometry.num_moe_layers, geometry.top_k, geometry.num_experts
+    psr: dict[str, Any] = {"preset": "psr"}
+    assert capacity({**psr, "memory": {"slabs": layers * top_k}}) == top_k
+    assert capacity({**psr, "memory": {"slabs": top_k, "pool": "global"}}) == top_k
+    assert capacity({**psr, "memory": {"slabs": layers * top_k}, "routing": {"capacity": num_experts}}) == (
+        num_experts
+    )
+    with pytest.raises(ConfigError, match=rf"capacity={top_k - 1}: .* write {top_k} to {num_experts}"):
+        capacity({**psr, "routing": {"capacity": top_k - 1}})
+    assert _resolve(geometry, psr).routing.priority == "a"
+    assert _resolve(geometry, {"routing": {"policy": "cache_prior"}}).routing.priority == "lru"
+    with pytest.raises(ConfigError, match=r"more than the .* experts of a token"):
+        capacity({"routing": {"policy": "cache_prior", "protected": num_experts}})

@@ -205,7 +205,7 @@ def test_a_predictor_of_another_model_is_refused_before_weights_are_read(
 ) -> None:
     stale = write_random_predictor(checkpoint("DeepseekV3"))
     monkeypatch.setattr("hetero_runtime.engine.assemble", lambda *_, **__: pytest.fail("weights are read"))
-    with pytest.raises(CheckpointError, match="trained for another model"):
+    with pytest.raises(CheckpointError, match="made for another model"):
         load(foreseen, "cpu", {"residency": 0.4}, prediction={"path": str(stale)})
 
 

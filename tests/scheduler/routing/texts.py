@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 def make_text(shape: Shape, *, num_tokens: int, seed: int, num_values: int = 0, num_groups: int = 1) -> Text:
     """Scores of a random walk, as neighbouring tokens are alike. `num_values`: so few different scores, for
-    ties. `num_groups`: half of them excluded, each token anew."""
+    ties. `num_groups`: half of them excluded, each token anew, and for a guess now and then others."""
     rng = np.random.default_rng(seed)
     size = (num_tokens, shape.num_layers, shape.num_experts)
     z = 0.6 * np.cumsum(rng.standard_normal(size), axis=0) + rng.standard_normal(size)
@@ -41,7 +41,8 @@ def make_text(shape: Shape, *, num_tokens: int, seed: int, num_values: int = 0, 
     if num_groups > 1:
         order = rng.permuted(np.tile(np.arange(num_groups), (*size[:2], 1)), axis=-1)
         excluded = np.repeat(order >= (num_groups + 1) // 2, shape.num_experts // num_groups, axis=-1)
-        z, g = (np.where(excluded, -np.inf, each) for each in (z, g))
+        z = np.where(excluded, -np.inf, z)
+        g = np.where(np.where(rng.random(size[:2])[..., None] < 0.7, excluded, ~excluded), -np.inf, g)
     z, g = z.astype(np.float32), g.astype(np.float32)
     shuffled = rng.permutation(shape.num_experts)  # among equals a router takes anyone
     best = np.argsort(-z[..., shuffled], axis=-1, kind="stable")[..., : shape.top_k]
