@@ -49,6 +49,7 @@ def decide(config: Config) -> Decided:
     geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
     calibration = locate_calibration(config.routing, geometry)
     if calibration is not None:
+        geometry = replace(geometry, calibration_bytes=calibration.stat().st_size)
         config = replace(config, routing=replace(config.routing, calibration=str(calibration)))
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
 

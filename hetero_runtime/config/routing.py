@@ -71,6 +71,15 @@ def resolve_routing(routing: RoutingConfig, geometry: Geometry, *, slabs: int) -
     return replace(routing, capacity=capacity, priority=priority)
 
 
+def require_exact(routing: RoutingConfig, what: str) -> None:
+    """Raise ConfigError unless the router's own choice is executed. `what`: a sentence on why it must be."""
+    if routing.policy != "exact":
+        raise ConfigError(
+            f"routing.policy: {routing.policy} deviates from the model on purpose, and {what}; write "
+            "routing.policy: exact"
+        )
+
+
 def _check_keys(config: Config, source: str) -> None:
     """No key is ignored; a default beside a policy that does not read it says nothing."""
     routing, read = config.routing, READS[config.routing.policy]

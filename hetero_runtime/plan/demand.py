@@ -118,7 +118,12 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _unpacking_row(geometry, demand),
         _drafter_row(geometry, demand),
     ]
-    host = [_bank_row(geometry, demand), _staging_row(geometry, demand), _predictor_row(geometry)]
+    host = [
+        _bank_row(geometry, demand),
+        _staging_row(geometry, demand),
+        _predictor_row(geometry),
+        _calibration_row(geometry),
+    ]
     return [row for row in (*device, *host) if row.peak > 0]
 
 
@@ -212,6 +217,11 @@ def _staging_row(geometry: Geometry, demand: Demand) -> Row:
     groups = (geometry.backbone, geometry.shared, geometry.vision)
     largest = max(group.largest_bytes for group in groups)
     return Row("staging", "host", ring + largest, ring, ring, "largest tensor on its way")
+
+
+def _calibration_row(geometry: Geometry) -> Row:
+    """Token priors, most of it; the logical caches of rows are small beside them."""
+    return Row.constant("calibration", "host", geometry.calibration_bytes)
 
 
 def _predictor_row(geometry: Geometry) -> Row:

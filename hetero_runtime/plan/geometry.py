@@ -87,6 +87,8 @@ class Geometry:
     """Whether experts are bf16 and nothing else: such records can be packed."""
     predictor_bytes: int = 0
     """Weights of the trained predictor that serves this model; 0 where none is in use."""
+    calibration_bytes: int = 0
+    """Of the calibration that a routing policy reads; 0 where none is in use."""
     drafter: DrafterGeometry | None = None
     """The small model that drafts for this one; None where there is none."""
     notes: tuple[str, ...] = ()

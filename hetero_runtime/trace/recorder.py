@@ -21,6 +21,7 @@ from hetero_runtime import __version__
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config.routing import require_exact
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestCancelled
 from hetero_runtime.generation import CancelToken, SamplingParams
@@ -82,11 +83,12 @@ def record_trace(
 ) -> Recorded:
     """Record `texts` into the file `out`; go on where an earlier run with the same settings stopped.
 
-    Raises RequestError and CheckpointError before any weight is read, what loading raises, and
+    Raises RequestError, ConfigError and CheckpointError before any weight is read, what loading raises, and
     RequestCancelled when `watch.cancel` says so; documents that are done are kept.
     """
     watch = watch or Watch()
     settings.sampling(0)
+    require_exact(config.routing, "a trace is of the model's own routing")
     check_recordable(config.model.path, dtype=config.model.dtype)
     documents = encode(
         texts,

@@ -16,7 +16,8 @@ import torch
 
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import ResolvedConfig
-from hetero_runtime.errors import BudgetError, ConfigError
+from hetero_runtime.config.routing import require_exact
+from hetero_runtime.errors import BudgetError
 from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.loading import DTYPES
 from hetero_runtime.hf.reference import load_reference
@@ -50,7 +51,7 @@ def verify(
     Greedy, `max_tokens` a prompt. Raises BudgetError when the plain model does not fit, before anything is
     loaded, and what loading raises.
     """
-    _check_exact(planned[0].config)
+    require_exact(planned[0].config.routing, "verify compares with the model")
     _check_reference_fits(planned[0])
     config = planned[0].config
     tokenizer = load_tokenizer(config.model.path)
@@ -61,15 +62,6 @@ def verify(
         _compare(plan, ours, theirs, hit_rate)
         for plan, (ours, hit_rate) in zip(planned, offloaded, strict=True)
     ]
-
-
-def _check_exact(config: ResolvedConfig) -> None:
-    policy = config.routing.policy
-    if policy != "exact":
-        raise ConfigError(
-            f"routing.policy: {policy} deviates from the model on purpose, and verify compares with the "
-            "model; write routing.policy: exact"
-        )
 
 
 def _check_reference_fits(planned: Planned) -> None:

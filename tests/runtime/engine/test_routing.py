@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hetero_runtime import assembly
 from hetero_runtime.assembly import Parts, assemble
@@ -24,6 +25,8 @@ from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import plan_for
 from hetero_runtime.routing import RoutingStats, TextPart
 from hetero_runtime.source import config_from
+from hetero_runtime.trace.recorder import TraceSettings, record_trace
+from hetero_runtime.verify.verify import verify
 from tests.gpu.random_copier import RandomCopier
 from tests.runtime.calibration.calibrations import write_random_calibration
 from tests.runtime.engine.answers import assert_same_answer
@@ -84,6 +87,19 @@ def test_without_a_bonus_answers_are_transformers_own(
     assert_same_answer(completion.token_ids, logits, answer(name, "cpu"), device="cpu")
     assert routed.deviating == 0
     assert routed.inserted > 0
+
+
+def test_an_image_is_a_prompt_like_any_other(checkpoint: MakeCheckpoint) -> None:
+    folder = calibrated(checkpoint("Qwen3VLMoe"))
+    image = {"type": "image", "image": Image.new("RGB", (64, 64), "red")}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "what is it"}]}]
+    said = []
+    for routing in ({"policy": "exact"}, {"policy": "psr", "bonus": 0.0}, POLICIES["psr"]):
+        exact = {"routing": routing, "eviction": {}, "prefetch": {}} if routing["policy"] == "exact" else {}
+        with Engine.load({**settings(folder, routing), **exact}) as engine:
+            said.append(engine.generate(messages, **OPTIONS).token_ids)
+            engine.check()
+    assert said[0] == said[1] != said[2]
 
 
 # ---- one function, whichever way it is run
@@ -256,9 +272,9 @@ def test_routers_that_look_at_token_ids_are_refused(checkpoint: MakeCheckpoint) 
         Engine.load(settings(folder, {"policy": "psr"}))
 
 
-def test_a_policy_cannot_be_verified_against_the_model(checkpoint: MakeCheckpoint) -> None:
-    from hetero_runtime.verify.verify import verify
-
+def test_what_is_about_the_model_itself_refuses_a_policy(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     planned = plan_for(config_from(settings(calibrated(checkpoint("Olmoe")), {"policy": "psr"}), {}))
-    with pytest.raises(ConfigError, match="deviates from the model on purpose"):
+    with pytest.raises(ConfigError, match="on purpose, and verify compares with the model"):
         verify([planned])
+    with pytest.raises(ConfigError, match="on purpose, and a trace is of the model's own routing"):
+        record_trace(planned.config, ["text"], tmp_path / "trace", settings=TraceSettings())
