@@ -49,10 +49,9 @@ def test_mcnemar_of_thousands_does_not_overflow() -> None:
     assert 0 < mcnemar(7300, 7000) < 0.02
 
 
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_agrees_with_scipy(first: int, second: int) -> None:
+def test_mcnemar_agrees_with_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
-    if first + second:
+    for first, second in np.random.default_rng(0).integers(1, 60, (50, 2)).tolist():
         assert mcnemar(first, second) == pytest.approx(stats.binomtest(first, first + second).pvalue)
 
 
