@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from hetero_runtime.assembly import Parts
-from hetero_runtime.config import Config
-from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import RequestError
+from hetero_runtime.evaluation.base import TokenIds, TokensSeen
 from hetero_runtime.hf.router_choice import RouterScores, let_choose
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_runtime.no_room import no_room_for
@@ -21,8 +19,7 @@ from hetero_runtime.orchestrator import Phase
 from hetero_scheduler.routing import Calibration, Shape, TokenPrior
 from hetero_scheduler.routing.calibration import SHARE_UNIT
 
-Rows = Sequence[tuple[int, ...]]
-TokensSeen = Callable[[int, int], None]
+Rows = Sequence[TokenIds]
 
 
 class Measured(NamedTuple):
@@ -31,18 +28,6 @@ class Measured(NamedTuple):
     calibration: Calibration
     num_tokens: int
     known: float
-
-
-def for_calibration(config: Config) -> Config:
-    """`config`, routed exactly and driven by the host: nothing else changes what routers say."""
-    return replace(
-        config,
-        routing=RoutingConfig(),
-        prediction=PredictionConfig(),
-        prefetch=PrefetchConfig(),
-        eviction=EvictionConfig(),
-        execution=replace(config.execution, mode="eager"),
-    )
 
 
 def measure(parts: Parts, rows: Rows, *, num_priors: int, seen: TokensSeen | None = None) -> Measured:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.evaluation.options import TextOption
+from hetero_runtime.cli.evaluation.options import TextOption, loaded
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
 if TYPE_CHECKING:
@@ -74,19 +74,12 @@ def _rows(config: Config, texts: list[str], *, length: int, windows: int | None)
 
 
 def _measure(config: Config, rows: list[TokenIds], *, num_priors: int) -> Measured:
-    from hetero_runtime.assembly import assemble
-    from hetero_runtime.calibration.measure import for_calibration, measure
-    from hetero_runtime.cli.progress import BytesProgress, count_progress
-    from hetero_runtime.planned import plan_for
+    from hetero_runtime.calibration.measure import measure
+    from hetero_runtime.cli.progress import count_progress
+    from hetero_runtime.evaluation.configuration import exactly_routed
 
-    planned = plan_for(for_calibration(config))
-    with BytesProgress("reading experts") as progress:
-        parts = assemble(planned.config, progress=progress)
-    try:
-        with count_progress("tokens") as seen:
-            return measure(parts, rows, num_priors=num_priors, seen=seen)
-    finally:
-        parts.close()
+    with loaded(exactly_routed(config)) as parts, count_progress("tokens") as seen:
+        return measure(parts, rows, num_priors=num_priors, seen=seen)
 
 
 def _write(path: Path, config: Config, measured: Measured, *, text: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.listed import numbers, words
 from hetero_runtime.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def simulate_command(
 
     routing, info = read_trace(trace)
     sweep = Sweep(
-        residencies=tuple(_number(text) for text in _several(residency)),
-        evictions=_several(eviction),
-        schedules=_several(schedule),
-        predictors=_several(predictor),
-        pools=_several(pool),  # type: ignore[arg-type]  # checked where a scenario is made
+        residencies=numbers(residency, "--residency"),
+        evictions=words(eviction),
+        schedules=words(schedule),
+        predictors=words(predictor),
+        pools=words(pool),  # type: ignore[arg-type]  # checked where a scenario is made
         extra=extra,
         uncounted=uncounted,
         machine=_machine(
@@ -79,19 +80,6 @@ def simulate_command(
         draw_hit_rates(results, info, plot)
     if as_json:
         typer.echo(json.dumps(to_json(results, info)))
-
-
-def _several(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _number(text: str) -> float:
-    from hetero_runtime.errors import ConfigError
-
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ConfigError(f"--residency {text!r} is no number; write shares such as 0.25,0.45") from error
 
 
 def _machine(

@@ -27,7 +27,17 @@ def for_evaluation(config: Config) -> Config:
     )
 
 
+def exactly_routed(config: Config) -> Config:
+    """The same, with the experts that the model's router chooses, and nothing that follows another choice."""
+    return replace(
+        for_evaluation(config),
+        routing=RoutingConfig(),
+        prediction=PredictionConfig(),
+        prefetch=PrefetchConfig(),
+        eviction=EvictionConfig(),
+    )
+
+
 def exact(config: Config) -> Config:
-    """The model of `config` as its checkpoint has it: experts in their own format, chosen by its router."""
-    model = replace(config.model, experts="checkpoint")
-    return replace(config, model=model, routing=RoutingConfig())
+    """The model of `config` as its checkpoint has it: exactly routed, experts in their own format."""
+    return replace(exactly_routed(config), model=replace(config.model, experts="checkpoint"))

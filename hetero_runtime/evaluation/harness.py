@@ -12,6 +12,7 @@ says the same in both ways up to the order of float sums (PSR §5).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from hetero_runtime.evaluation.base import RowScore, TokenIds, TokensSeen
 from hetero_runtime.hf.forward import forward_rows
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Phase
+from hetero_runtime.routing import Routing, TextPart
 
 _LOGITS_AT_ONCE = 2**27
 """Elements of the logits of one pass, at most (but for one row): 512 MiB in float32."""
@@ -30,13 +32,15 @@ _LOGITS_AT_ONCE = 2**27
 class Harness:
     """Scores rows by the model of `parts`, which nothing else may use meanwhile.
 
-    `rows_at_once`: most rows of a pass; fewer where their logits would take too much memory.
+    `rows_at_once`: most rows of a pass; fewer where their logits would take too much memory. `routing`: the
+    policy that the model's routers ask; None: the one that `parts` were built with.
     """
 
-    def __init__(self, parts: Parts, *, rows_at_once: int = 16) -> None:
+    def __init__(self, parts: Parts, *, rows_at_once: int = 16, routing: Routing | None = None) -> None:
         if rows_at_once < 1:
             raise RequestError(f"rows is {rows_at_once}; run 1 row or more at once")
         self._parts, self._rows_at_once = parts, rows_at_once
+        self._routing = parts.routing if routing is None else routing
         self._vocab_size = int(parts.model.config.get_text_config(decoder=True).vocab_size)
 
     @property
@@ -77,6 +81,12 @@ class Harness:
             yield order[:count]
             order = order[count:]
 
+    def _routed(self, rows: Sequence[TokenIds]) -> AbstractContextManager[None]:
+        """Each row with a logical cache of its own, which what fills it up does not reach."""
+        if self._routing is None:
+            return nullcontext()
+        return self._routing.pass_of([TextPart(self._routing.new_cache(), np.array(row)) for row in rows])
+
     def _score_batch(self, rows: list[TokenIds]) -> list[RowScore]:
         parts, lengths = self._parts, [len(row) for row in rows]
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
@@ -85,6 +95,7 @@ class Harness:
         fix = "run fewer rows at once (--rows), or shorter ones"
         with (
             parts.orchestrator.pass_(Phase.PREFILL, checkpoint=_go_on),
+            self._routed(rows),
             no_room_for(f"a pass over {ids.numel()} tokens", parts.device, fix=fix),
         ):
             logits = forward_rows(parts.model, ids.to(parts.device))  # [rows, longest, vocab]

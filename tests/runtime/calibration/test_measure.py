@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from hetero_runtime.assembly import assemble
 from hetero_runtime.calibration import read_calibration
-from hetero_runtime.calibration.measure import for_calibration, frequent_tokens, measure
+from hetero_runtime.calibration.measure import frequent_tokens, measure
 from hetero_runtime.cli.calibrate import calibrate_command
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestError
+from hetero_runtime.evaluation.configuration import exactly_routed
 from hetero_runtime.hf.router_choice import RouterScores, let_choose
 from hetero_runtime.planned import plan_for
 from hetero_runtime.source import config_from
@@ -52,7 +53,7 @@ def _plainly(folder: Path) -> list[tuple[int, list[RouterScores]]]:
 
 def test_ranges_uses_and_priors(checkpoint: Path) -> None:
     config = config_from(checkpoint, {"device": "cpu", "memory": {"residency": 0.5}})
-    parts = assemble(plan_for(for_calibration(config)).config)
+    parts = assemble(plan_for(exactly_routed(config)).config)
     measured = measure(parts, ROWS, num_priors=8)
     parts.close()
     said, found = _plainly(checkpoint), measured.calibration

@@ -140,7 +140,7 @@ def test_foreseen_forecasts_are_the_predictors_own() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--residency", "a quarter"), "--residency 'a quarter' is no number"),
+        (("--residency", "a quarter"), "--residency 'a quarter' holds what is no number"),
         (("--residency", "0.01"), "fewer slots than the 2"),
         (("--eviction", "fifo"), "unknown eviction 'fifo'"),
         (("--pool", "shared"), "unknown pool 'shared'"),

@@ -1,0 +1,134 @@
+"""`hetero-runtime eval frontier MODEL`: what routing policies save in copies, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.evaluation.options import (
+    LengthOption,
+    RowsOption,
+    SamplesOption,
+    SeedOption,
+    loaded,
+    samples_of,
+)
+from hetero_runtime.cli.listed import numbers, whole_numbers, words
+from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
+
+if TYPE_CHECKING:
+    from hetero_runtime.assembly import Parts
+    from hetero_runtime.config import Config
+    from hetero_runtime.evaluation import TokenIds
+    from hetero_runtime.evaluation.frontier.base import Point
+    from hetero_scheduler.routing import Calibration
+
+
+@exit_on_error
+def frontier_command(
+    model: ModelArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="exact, exact_a, cache_prior, cache_prior_a, cache_prior_2, psr, speculative_experts"
+        ),
+    ] = "exact,exact_a,cache_prior,psr",
+    bonus: Annotated[str, typer.Option(help="Lambda.")] = "0.05,0.1,0.15,0.2,0.25,0.3,0.4",
+    insertions: Annotated[str, typer.Option(help="Experts inserted a layer and token (n).")] = "1,2",
+    window: Annotated[str, typer.Option(help="Candidates of the next layer's router.")] = "4",
+    residency: Annotated[str, typer.Option(help="Shares of a layer's experts.")] = "0.5,0.25",
+    calibration: Annotated[
+        str, typer.Option("--calibration", help="File of `calibrate`. auto: the one beside the model.")
+    ] = "auto",
+    samples: SamplesOption = None,
+    length: LengthOption = 256,
+    windows: Annotated[int, typer.Option("--windows", help="Windows of each text.")] = 16,
+    seed: SeedOption = 0,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Held-out text: its perplexity stands beside.")
+    ] = None,
+    rows: RowsOption = 16,
+    plot: Annotated[Path | None, typer.Option("--plot", help="PNG to draw: divergence by copies.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sweep routing policies: divergence from the exact MODEL against copies a token.
+
+    Options that may name several take them with commas between. What is counted follows from tokens and
+    policy alone; this machine's memory and speed change nothing in it.
+    """
+    from rich.console import Console
+
+    from hetero_runtime.cli.options import config_of
+    from hetero_runtime.cli.progress import count_progress
+    from hetero_runtime.evaluation.configuration import exact
+    from hetero_runtime.evaluation.frontier import (
+        Texts,
+        draw_frontier,
+        render_points,
+        run_frontier,
+        to_json,
+    )
+    from hetero_runtime.evaluation.frontier.contenders import Grid
+    from hetero_runtime.evaluation.frontier.report import load_entropy
+
+    grid = Grid(
+        families=words(policies),
+        bonuses=numbers(bonus, "--bonus"),
+        insertions=whole_numbers(insertions, "--insertions"),
+        windows=whole_numbers(window, "--window"),
+    )
+    contenders, residencies = grid.contenders(), numbers(residency, "--residency")
+    chosen = exact(config_of(model, config, overrides))
+    known = _calibration(chosen, calibration)
+    with loaded(chosen) as parts:
+        with count_progress("tokens") as seen:
+            drawn = samples_of(parts, samples, length=length, windows=windows, seed=seed, seen=seen)
+        held_out = () if text is None else _rows(parts, text, length=length, windows=windows)
+        with count_progress("points") as done:
+            points = run_frontier(
+                parts,
+                contenders,
+                residencies,
+                texts=Texts(drawn, held_out, rows_at_once=rows),
+                calibration=known,
+                done=done,
+            )
+        name = parts.config.model.path.name
+    entropy = load_entropy(known)
+    Console(stderr=as_json).print(render_points(points, entropy=entropy))
+    if plot is not None:
+        draw_frontier(points, plot, title=f"{name}: {_read(points)}, load entropy {entropy:.3f}")
+    if as_json:
+        typer.echo(json.dumps(to_json(points, entropy=entropy)))
+
+
+def _calibration(config: Config, file: str) -> Calibration:
+    """The one that policies of this model read. Raises what `locate_calibration` raises."""
+    from dataclasses import replace
+
+    from hetero_runtime.calibration import locate_calibration, read_calibration
+    from hetero_runtime.config import model_dir
+    from hetero_runtime.plan import read_geometry
+
+    asked = replace(config.routing, policy="psr", calibration=file)
+    path = locate_calibration(asked, read_geometry(model_dir(config)))
+    assert path is not None, "psr reads a calibration"
+    return read_calibration(path).calibration
+
+
+def _rows(parts: Parts, text: Path, *, length: int, windows: int) -> tuple[TokenIds, ...]:
+    from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
+
+    documents = tokenise(read_texts(text), parts.tokenizer)
+    return tuple(spread(cut_rows(documents, length), windows))
+
+
+def _read(points: list[Point]) -> str:
+    divergence = points[0].divergence
+    return f"{divergence.num_tokens:,} tokens of its own text in {divergence.num_windows} windows"
