@@ -36,17 +36,18 @@ class LogicalCache:
         if policy.rules.protected > top_k:
             raise ValueError(f"protected is {policy.rules.protected}; give at most {top_k}, the top-k")
         self.policy, self.shape, self.capacity = policy, shape, capacity
-        self._rules, self._prior = policy.rules, calibration.prior
-        self._tables = Tables(
+        self._rules, self.prior = policy.rules, calibration.prior
+        self.tables = Tables(
             (policy.rules.bonus * calibration.score_range).astype(np.float32), calibration.prior.share
         )
         self._warm = calibration.warm_set(capacity)
-        self._state = State.empty(shape)
+        self.state = State.empty(shape)
+        """For whoever goes on elsewhere with the same step; changed by decisions, and by nobody else here."""
         self.reset()
 
     def reset(self) -> None:
         """A new request: the warm set resident, nothing seen."""
-        self._state.reset(self._warm)
+        self.state.reset(self._warm)
 
     def steer(self, layer: int, guess: npt.NDArray[np.float32], token: int) -> npt.NDArray[np.int64]:
         """Part 1 of Algorithm 1, for the coming `select` of `layer`: which experts it inserts.
@@ -54,9 +55,9 @@ class LogicalCache:
         `guess` float32 `[E]`: the scores of `layer`'s router on the layer before's MoE input. `token`: the
         input token.
         """
-        row = self._prior.rows(np.array([token]))[0]
-        steer(self._rules, self._state, layer, guess, self._tables.prior[row, layer])
-        return np.flatnonzero(self._state.is_inserted[layer])
+        row = self.prior.rows(np.array([token]))[0]
+        steer(self._rules, self.state, layer, guess, self.tables.prior[row, layer])
+        return np.flatnonzero(self.state.is_inserted[layer])
 
     def select(
         self,
@@ -80,22 +81,22 @@ class LogicalCache:
             scores,
             own,
             guesses if guesses is not None and self.policy.looks_ahead else _NO_GUESSES,
-            self._prior.rows(tokens),
+            self.prior.rows(tokens),
         )
         counts = [np.empty((num_tokens, num_layers), np.int32) for _ in range(3)]
         decided = Decided(np.empty_like(own), *counts)
-        scan(self._rules, self._tables, self._state, first_layer, heard, decided)
+        scan(self._rules, self.tables, self.state, first_layer, heard, decided)
         return decided
 
     def residents(self, layer: int) -> npt.NDArray[np.int64]:
         """Experts of `layer` in the cache, ascending; always `capacity` of them."""
-        return np.flatnonzero(self._state.is_resident[layer])
+        return np.flatnonzero(self.state.is_resident[layer])
 
     def is_resident(self) -> npt.NDArray[np.bool_]:
         """Of each expert. A view, `[L, E]`: read it, and not after the next decision."""
-        return self._state.is_resident
+        return self.state.is_resident
 
     def priority(self, layer: int) -> npt.NDArray[np.float32]:
         """Priorities of the last step of `layer`. A view, `[E]`."""
-        priority: npt.NDArray[np.float32] = self._state.priority[layer]
+        priority: npt.NDArray[np.float32] = self.state.priority[layer]
         return priority

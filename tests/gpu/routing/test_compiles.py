@@ -1,0 +1,32 @@
+"""The routing step's kernels compile for GPUs that are not here, for each kind of policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.absent_gpu import assert_compiles
+
+pytest.importorskip("triton")
+
+STEPS = """
+from hetero_gpu.routing import DeviceCaches, select, steer
+from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
+
+shape, rows, cpu = Shape(48, 256, 8), 2, torch.device("cpu")
+for policy in (
+    make_routing_policy("cache_prior", protected=2, range="running"),
+    make_routing_policy("speculative_experts", insertions=2, window=16),
+):
+    cache = LogicalCache(policy, shape, capacity=64, calibration=uncalibrated(shape))
+    caches = DeviceCaches(cache, rows=rows, vocab_size=9, device=cpu)
+    tokens, active = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
+    steer(caches, 1, torch.zeros(rows, 256), tokens, active=active)
+    own = torch.zeros(rows, 8, dtype=torch.long)
+    select(caches, 1, torch.zeros(rows, 256), own, tokens=tokens, active=active)
+"""
+
+
+def test_the_kernels_compile(tmp_path: Path) -> None:
+    assert_compiles(STEPS, 90, tmp_path)
