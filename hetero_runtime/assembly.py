@@ -107,7 +107,11 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
     store = load_store(
-        split.experts, threads=config.cpu.threads, progress=progress, is_packed=config.memory.packed
+        split.experts,
+        threads=config.cpu.threads,
+        progress=progress,
+        is_packed=config.memory.packed,
+        experts=config.model.experts,
     )
     try:
         slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)

@@ -191,6 +191,11 @@ class Engine:
             bank_bytes=parts.store.bank_bytes, slab_bytes=parts.slabs.num_bytes, device=parts.device
         )
 
+    def weight_errors(self) -> list[float] | None:
+        """How far the experts' weights are from the checkpoint's: by MoE layer, root mean square of the error
+        over that of the weights. None where `model.experts` leaves them as they are."""
+        return self._parts.store.errors
+
     def lru_hit_rate(self) -> float | None:
         """What LRU would have hit in decode, given the routing so far: what foresight has to beat. None where
         nothing acts on forecasts or nothing was decoded."""

@@ -11,6 +11,7 @@ from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
 from hetero_runtime.plan.drafter import read_drafter
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
+from hetero_runtime.plan.quantized import quantized
 from hetero_runtime.plan.slabs import least_slabs
 from hetero_runtime.prediction.locate import locate_predictor
 
@@ -42,6 +43,7 @@ def plan_for(config: Config) -> Planned:
 def decide(config: Config) -> Decided:
     """Every `auto` decided; whether it fits is not asked. Raises as `plan_for`."""
     geometry, hardware = read_geometry(model_dir(config)), detect(config.device)
+    geometry = quantized(geometry, config.model.experts)
     predictor = locate_predictor(config.prediction, geometry)
     if predictor is not None:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)

@@ -25,6 +25,9 @@ TORCH_DTYPES = {
 }  # fmt: skip
 """safetensors dtype name to torch dtype."""
 
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+"""torch dtype to its name in safetensors."""
+
 
 class LazyTensor:
     """One tensor of a mapped file, with the three methods of a safetensors slice.

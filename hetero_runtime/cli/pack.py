@@ -58,6 +58,7 @@ def pack_command(
 def _table(result: PackResult) -> Table:
     from rich.table import Table
 
+    from hetero_runtime.cli.summary import in_words
     from hetero_runtime.config.sizes import format_size
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -67,9 +68,7 @@ def _table(result: PackResult) -> Table:
     rate = result.written_bytes / max(result.seconds, 1e-9)
     table.add_row("time", f"{result.seconds:,.1f} s, {format_size(round(rate))} a second")
     if result.errors is not None:
-        mean, most = sum(result.errors) / len(result.errors), max(result.errors)
-        worst = f"{most:.2%} (layer {result.errors.index(most)})"
-        table.add_row("error of the weights", f"{mean:.2%}, at most {worst}")
+        table.add_row("error of the weights", in_words(result.errors))
     return table
 
 

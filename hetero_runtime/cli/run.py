@@ -72,9 +72,11 @@ def run_command(
             typer.echo(delta.text, nl=False)
         typer.echo("")
         completion, stats, lru = row.completion(), engine.stats(), engine.lru_hit_rate()
-    console.print("", summary_table(stats, completion.timings, lru_hit_rate=lru), sep="\n")
+        errors = engine.weight_errors()
+    table = summary_table(stats, completion.timings, lru_hit_rate=lru, weight_errors=errors)
+    console.print("", table, sep="\n")
     if as_json:
-        typer.echo(json.dumps(_report(completion, stats, lru)))
+        typer.echo(json.dumps(_report(completion, stats, lru) | {"weight_errors": errors}))
 
 
 def _messages(prompt: str, images: list[Path]) -> list[Message]:

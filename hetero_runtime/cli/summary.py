@@ -11,8 +11,15 @@ if TYPE_CHECKING:
     from hetero_runtime.stats import DraftStats, EngineStats, PhaseStats
 
 
-def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float | None = None) -> Table:
-    """Prefill beside decode. `lru_hit_rate`: what LRU would have hit in decode, where that is known."""
+def summary_table(
+    stats: EngineStats,
+    timings: Timings,
+    *,
+    lru_hit_rate: float | None = None,
+    weight_errors: list[float] | None = None,
+) -> Table:
+    """Prefill beside decode. `lru_hit_rate`: what LRU would have hit in decode, where that is known.
+    `weight_errors`: of quantised experts, by layer."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "prefill", "decode"):
         table.add_column(name, justify="right" if name else "left")
@@ -40,7 +47,15 @@ def summary_table(stats: EngineStats, timings: Timings, *, lru_hit_rate: float |
     table.add_row("computed by the CPU in place", "", f"{stats.cpu_share:.0%}")
     table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} MB")
     table.add_row("host bank", "", f"{stats.bank_bytes / 1e6:,.1f} MB")
+    if weight_errors is not None:
+        table.add_row("error of the experts' weights", "", in_words(weight_errors))
     return table
+
+
+def in_words(weight_errors: list[float]) -> str:
+    """`0.83%, at most 0.91% (layer 3)`, counting MoE layers from 0."""
+    mean, most = sum(weight_errors) / len(weight_errors), max(weight_errors)
+    return f"{mean:.2%}, at most {most:.2%} (layer {weight_errors.index(most)})"
 
 
 def _hit_rate(phase: PhaseStats) -> str:

@@ -11,7 +11,6 @@ from hetero_runtime.errors import ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "preset": ("lru", "seqmoe", "psr", "auto"),
-    "model.experts": ("checkpoint",),
     "device": ("auto", "cuda", "cpu"),
     "memory.backing": ("ram",),
     "prediction.predictor": ("none", "frequency", "mamba2", "pregate"),

@@ -44,6 +44,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         pinned_prefix=_pinned_prefix(config.memory, geometry),
         mode=_mode(config.execution, device),
         is_packed=_is_packed(config.memory, device, geometry),
+        threads=_threads(config, hardware),
         is_prefetched_in_graph=config.prediction.predictor == "pregate",
         num_drafted=drafted_tokens(config),
     )
@@ -64,7 +65,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
             max_rows=demand.max_rows,
             max_length=demand.max_length,
         ),
-        cpu=ResolvedCpu(_threads(config, hardware), config.cpu.isa, config.cpu.backend),
+        cpu=ResolvedCpu(demand.threads, config.cpu.isa, config.cpu.backend),
         vision=config.vision,
         speculation=config.speculation,
     )

@@ -37,7 +37,8 @@ class ModelConfig:
     path: str | None = None
     """Folder of a Hugging Face safetensors checkpoint. null: the bundled model."""
     experts: ExpertsFormat = "checkpoint"
-    """Format of the experts in the host bank. checkpoint: byte for byte as on disk."""
+    """Format of the routed experts. checkpoint: byte for byte as on disk. bf16, fp8, int8, int4: written so
+    while they are loaded, from experts that are floats on disk; what is no routed expert stays as it is."""
     dtype: Dtype | Auto = "auto"
     """Dtype of computation, of the non-expert weights and of the KV cache. auto: the checkpoint's."""
 

@@ -20,7 +20,7 @@ import torch
 
 from hetero_runtime import __version__
 from hetero_runtime.checkpoint import Checkpoint
-from hetero_runtime.checkpoint.lazy_tensor import TORCH_DTYPES
+from hetero_runtime.checkpoint.lazy_tensor import DTYPE_NAMES
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.expert_file.header import ExpertFileHeader, FieldEntry
@@ -28,8 +28,10 @@ from hetero_runtime.expert_file.part import PartFile
 from hetero_runtime.expert_file.reader import ExpertFile
 from hetero_runtime.expert_file.source import read_sources
 from hetero_runtime.expert_file.stored import page_aligned
+from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.in_parallel import run_all
 from hetero_runtime.experts.maker import RecordMaker
+from hetero_runtime.experts.quantize import make_quantizer
 from hetero_runtime.experts.sources import plan_experts
 from hetero_runtime.experts.table import RecordTable
 from hetero_runtime.hf.conversion import split_checkpoint
@@ -38,8 +40,6 @@ from hetero_runtime.trace.file import read_trace
 from hetero_scheduler.neighbours import order_by_company
 
 Order = npt.NDArray[np.int32]
-WORKERS_A_THREAD = 2
-"""While one of them reads or writes, the other computes."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def pack(
     skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=torch.device("cpu"))
     plan = plan_experts(split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer).experts)
     workers = WORKERS_A_THREAD * config.cpu.threads
-    maker = RecordMaker(plan, workers=workers)
+    maker = RecordMaker(plan, make_quantizer(plan, config.model.experts), workers=workers)
     try:
+        maker.check_source()
         order = _order(maker.table, trace)
         header = _header(config, checkpoint, maker.table, order)
         part = PartFile(out, header, order)
@@ -132,14 +133,13 @@ def _write(
 def _header(
     config: ResolvedConfig, checkpoint: Checkpoint, table: RecordTable, order: Order
 ) -> ExpertFileHeader:
-    names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
     return ExpertFileHeader(
         model=checkpoint.path.name,
         experts=config.model.experts,
         num_layers=table.num_layers,
         num_experts=table.num_experts,
         record_bytes=table.layout.record_bytes,
-        fields=tuple(FieldEntry(f.name, names[f.dtype], f.shape) for f in table.layout.fields),
+        fields=tuple(FieldEntry(f.name, DTYPE_NAMES[f.dtype], f.shape) for f in table.layout.fields),
         forms={name: asdict(form) for name, form in table.forms.items()},
         order_crc32=zlib.crc32(order.data),
         sources=read_sources(checkpoint),

@@ -11,12 +11,13 @@ from typing import Self
 import numpy as np
 
 from hetero_runtime.checkpoint import Checkpoint
-from hetero_runtime.checkpoint.lazy_tensor import TORCH_DTYPES
+from hetero_runtime.checkpoint.lazy_tensor import DTYPE_NAMES, TORCH_DTYPES
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.expert_file.header import PACK_AGAIN, ExpertFileHeader, read_expert_header
 from hetero_runtime.expert_file.source import check_sources
 from hetero_runtime.expert_file.stored import Bytes, DirectFile, StoredRecords
 from hetero_runtime.experts.formats import WeightForm
+from hetero_runtime.experts.quantize import errors_by_layer
 from hetero_runtime.experts.record import RecordLayout
 from hetero_runtime.experts.table import RecordTable
 from hetero_scheduler.keys import ExpertKey
@@ -86,8 +87,7 @@ class ExpertFile:
             return None
         by_row = np.empty_like(self._stored.squares)
         by_row[self._stored.order] = self._stored.squares
-        sums = by_row.reshape(self.table.num_layers, -1, 2).sum(axis=1)  # [layers, 2]
-        return [float(error) for error in np.sqrt(sums[:, 0] / np.maximum(sums[:, 1], np.finfo(float).tiny))]
+        return errors_by_layer(by_row, self.table.num_layers)
 
     def check_model(self, checkpoint: Checkpoint, table: RecordTable) -> None:
         """Raise CheckpointError unless the file was packed from `checkpoint` as it is now, with records as in
@@ -159,6 +159,5 @@ def check_order(path: Path, header: ExpertFileHeader, stored: StoredRecords) -> 
 
 def _describe(table: RecordTable) -> str:
     """`3 layers × 16 experts of gate_up_proj BF16[64, 64], down_proj BF16[64, 32]`"""
-    names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-    fields = ", ".join(f"{f.name} {names[f.dtype]}{list(f.shape)}" for f in table.layout.fields)
+    fields = ", ".join(f"{f.name} {DTYPE_NAMES[f.dtype]}{list(f.shape)}" for f in table.layout.fields)
     return f"{table.num_layers} layers × {table.num_experts} experts of {fields}"

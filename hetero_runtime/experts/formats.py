@@ -1,6 +1,8 @@
 """From the bytes of a record to the tensors that the computation uses.
 
     plain         the bytes are the weights: views, no copy
+    int8          [rows, cols] whole numbers with one scale for each block
+    int4          uint8 [rows, cols / 2] of two values + 8 each, low nibble first, scaled likewise
     block_scaled  float8 (or packed fp4 in int8) with one scale for each block of a matrix; a fused
                   parameter keeps its parts apart, [parts, ceil(rows / block), ceil(cols / block)] scales,
                   because a block that straddles gate and up does not exist on disk
@@ -28,10 +30,12 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 
 @dataclass(frozen=True)
 class WeightForm:
-    """How one field holds its weights. `block` is (rows, columns) of a block, for block_scaled only."""
+    """How one field holds its weights. `block` is (rows, columns) of a block, where there are scales."""
 
-    kind: Literal["plain", "block_scaled", "mxfp4"]
+    kind: Literal["plain", "block_scaled", "mxfp4", "int8", "int4"]
     block: tuple[int, int] | None = None
+    is_transposed: bool = False
+    """The field holds [outputs, inputs], and the parameter is its transpose (mxfp4 says so by itself)."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WeightForm:
@@ -63,8 +67,21 @@ def _parameter(
     scales = fields[name + SCALE_SUFFIX]
     if form.kind == "mxfp4":
         return dequantize_mxfp4(fields[name], scales, dtype=dtype)
-    assert form.block is not None, f"{name}: block_scaled without a block"
-    return dequantize_blocks(fields[name], scales, block=form.block, dtype=dtype)
+    assert form.block is not None, f"{name}: {form.kind} without a block"
+    values = _values(fields[name], form.kind)
+    matrix = _scale_blocks(values, scales, block=form.block, dtype=dtype)
+    return matrix.T.contiguous() if form.is_transposed else matrix
+
+
+def _values(field: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a field holds before scaling, float32 `[rows, cols]`."""
+    if kind == "int4":
+        return torch.stack((field & 0xF, field >> 4), dim=-1).flatten(-2).float() - 8
+    return (
+        _unpack_fp4(field.view(torch.uint8))
+        if kind != "int8" and field.dtype == torch.int8
+        else field.float()
+    )
 
 
 def dequantize_blocks(
@@ -77,7 +94,13 @@ def dequantize_blocks(
     bfloat16, or powers of two (float8_e8m0fnu, or uint8 with the same bits). The last block of a row or
     column may be short. Returns `[parts * rows, cols]`.
     """
-    values = _unpack_fp4(weight.view(torch.uint8)) if weight.dtype == torch.int8 else weight.float()
+    return _scale_blocks(_values(weight, "block_scaled"), scales, block=block, dtype=dtype)
+
+
+def _scale_blocks(
+    values: torch.Tensor, scales: torch.Tensor, *, block: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Float32 `[parts * rows, cols]` times the scale of each one's block, in `dtype`."""
     parts, _, num_col_blocks = scales.shape
     rows, cols = values.shape[0] // parts, values.shape[1]
     factors = _powers_of_two(scales) if scales.dtype == torch.uint8 else scales.float()

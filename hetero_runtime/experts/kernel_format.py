@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hetero_gpu.experts.layout import Bias, ExpertFormat, Gate, Matrix, Scales
+from hetero_gpu.experts.layout import PACKED, Bias, Encoding, ExpertFormat, Gate, Matrix, Scales
 from hetero_gpu.experts.reference import apply_gate
 from hetero_runtime.experts.formats import SCALE_SUFFIX, WeightForm
 from hetero_runtime.experts.record import Field, RecordLayout
@@ -56,11 +56,9 @@ def _matrix(
         rows, groups = field.shape[:2]
         scales = Scales(scale.offset, "e8m0", block_rows=1, block_cols=32)
         return Matrix(field.offset, "fp4", rows, groups * 32, scales=scales, bias=described)
-    assert form.block is not None, f"{name}: block_scaled without a block"
-    is_packed = field.dtype == torch.int8
-    if not is_packed and field.dtype != torch.float8_e4m3fn:
-        raise UnreadableError(f"{name} is {field.dtype}, which has no fused kernel")
-    rows, cols = field.shape[0], field.shape[1] * (2 if is_packed else 1)
+    assert form.block is not None, f"{name}: {form.kind} without a block"
+    encoding = _scaled_encoding(field, form)
+    rows, cols = field.shape[0], field.shape[1] * (2 if encoding in PACKED else 1)
     scales = Scales(
         scale.offset,
         _encoding(_SCALES, scale),  # type: ignore[arg-type]
@@ -68,7 +66,17 @@ def _matrix(
         block_cols=form.block[1],
         parts=scale.shape[0],
     )
-    return Matrix(field.offset, "fp4" if is_packed else "fp8", rows, cols, scales=scales, bias=described)
+    return Matrix(field.offset, encoding, rows, cols, scales=scales, bias=described)
+
+
+def _scaled_encoding(field: Field, form: WeightForm) -> Encoding:
+    if form.kind in ("int8", "int4"):
+        return form.kind
+    if field.dtype == torch.int8:
+        return "fp4"
+    if field.dtype != torch.float8_e4m3fn:
+        raise UnreadableError(f"{field.name} is {field.dtype}, which has no fused kernel")
+    return "fp8"
 
 
 def _encoding(known: dict[torch.dtype, str], field: Field) -> str:

@@ -96,6 +96,8 @@ class ExpertsModule:
     name: str
     num_experts: int
     parameters: tuple[ParameterSource, ...]
+    is_transposed: bool = False
+    """Matrices are [inputs, outputs]."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ import torch
 
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import unpack_reference
+from hetero_runtime.config.tree import ExpertsFormat
 from hetero_runtime.experts.bank import HostBank
-from hetero_runtime.experts.extent_reader import ExtentReader, PathChoice, ReadPath, read_extent
+from hetero_runtime.experts.extent_reader import ReadPath
+from hetero_runtime.experts.filling import make_filling
 from hetero_runtime.experts.formats import WeightForm, materialize
-from hetero_runtime.experts.in_parallel import run_all
-from hetero_runtime.experts.oracle import check_expert
 from hetero_runtime.experts.packing import pack_bank, packing_of
-from hetero_runtime.experts.reads import Extent, group_reads, longest_of
+from hetero_runtime.experts.quantize import make_quantizer
 from hetero_runtime.experts.record import RecordLayout
 from hetero_runtime.experts.sources import ExpertsModule, plan_experts
 from hetero_runtime.experts.table import RecordTable
@@ -48,12 +48,20 @@ class Progress(Protocol):
 class ExpertStore:
     """All routed experts in host memory. Records never change, so any number of threads may read them.
 
-    `packing`: how the bank has its records; None: plain, as `layout` says.
+    `packing`: how the bank has its records; None: plain, as `layout` says. `errors`: root mean square error
+    of each layer's weights over that of the weights; None where they are those of the checkpoint.
     """
 
-    def __init__(self, table: RecordTable, bank: HostBank, packing: PackedLayout | None = None) -> None:
+    def __init__(
+        self,
+        table: RecordTable,
+        bank: HostBank,
+        packing: PackedLayout | None = None,
+        *,
+        errors: list[float] | None = None,
+    ) -> None:
         self._table, self._bank = table, bank
-        self.packing = packing
+        self.packing, self.errors = packing, errors
         self.layout: RecordLayout = table.layout
         self.forms: dict[str, WeightForm] = table.forms
         self.num_layers, self.num_experts = table.num_layers, table.num_experts
@@ -110,25 +118,26 @@ def load_store(
     progress: Progress | None = None,
     read_path: ReadPath | None = None,
     is_packed: bool = False,
+    experts: ExpertsFormat = "checkpoint",
 ) -> ExpertStore:
     """Read all routed experts (see `hf.conversion.split_checkpoint`) with `threads` threads.
 
     `read_path`: None measures and chooses. `is_packed`: pack the records if they can be; if not, the log
-    says so. One expert is compared with what transformers' own operations make of it. Raises CheckpointError
-    (bad checkpoint, failing read) or DeviceError (no room), and then leaves nothing behind.
+    says so. `experts`: the format of the records. One expert is compared with what transformers' own
+    operations make of it. Raises CheckpointError (bad checkpoint, failing read), ConfigError (experts that
+    cannot be written so) or DeviceError (no room), and then leaves nothing behind.
     """
     plan = plan_experts(modules)
-    extents = group_reads(plan.reads())
-    packing = packing_of(plan.layout) if is_packed else None
-    bank = HostBank(plan.table.num_bytes)
-    work = _Work(progress, sum(e.num_bytes for e in extents), bank.num_bytes if packing is not None else 0)
+    filling = make_filling(plan, make_quantizer(plan, experts), read_path)
+    packing = packing_of(filling.table.layout) if is_packed else None
+    bank = HostBank(filling.table.num_bytes)
+    work = _Work(progress, filling.read_bytes, bank.num_bytes if packing is not None else 0)
     try:
-        _fill_bank(bank, extents, threads=threads, work=work, read_path=read_path)
+        filling.fill(bank, threads=threads, read=work.read)
         if packing is not None and not _is_packed(bank, packing, threads=threads, work=work):
             packing = None
-        store = ExpertStore(plan.table, bank, packing)
-        key = ExpertKey(store.num_layers - 1, store.num_experts - 1)
-        check_expert(plan, key, store.layout.view(store.plain_record(key)))
+        store = ExpertStore(filling.table, bank, packing, errors=filling.errors)
+        filling.check(store.plain_record)
     except BaseException:
         bank.close()
         raise
@@ -165,24 +174,3 @@ class _Work:
     def _tell(self, bytes_done: int) -> None:
         if self._progress is not None:
             self._progress(bytes_done, self._total)
-
-
-def _fill_bank(
-    bank: HostBank,
-    extents: list[Extent],
-    *,
-    threads: int,
-    work: _Work,
-    read_path: ReadPath | None,
-) -> None:
-    choice = PathChoice.among(len(extents), threads=threads, fixed=read_path)
-    reader = ExtentReader(bank.bytes, scratch_bytes=longest_of(extents))
-    try:
-        run_all(
-            lambda extent, _: read_extent(reader, extent, choice),
-            extents,
-            threads=threads,
-            done=lambda extent: work.read(extent.num_bytes),
-        )
-    finally:
-        reader.close()

@@ -74,7 +74,8 @@ def split_checkpoint(model: PreTrainedModel, checkpoint: Checkpoint, hf_quantize
     for name, module in modules.items():
         names = [parameter for parameter, _ in module.named_parameters(recurse=False)]
         sources = tuple(_parameter_source(model, f"{name}.{parameter}", groups, block) for parameter in names)
-        experts.append(ExpertsModule(name, module.get_parameter(names[0]).shape[0], sources))
+        num_experts = module.get_parameter(names[0]).shape[0]
+        experts.append(ExpertsModule(name, num_experts, sources, bool(module.is_transposed)))
     return SplitCheckpoint(tuple(experts), backbone)
 
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 from hetero_gpu.packed.layout import RING_BUFFERS
 from hetero_runtime.config.tree import Config, Device, Dtype, Mode, ResolvedConfig
+from hetero_runtime.experts.encodings import WORKERS_A_THREAD
+from hetero_runtime.experts.reads import EXTENT_BYTES
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
 Tier = Literal["device", "host"]
@@ -79,6 +81,8 @@ class Demand:
     """graph: the KV cache is ours, of a fixed size."""
     is_packed: bool = False
     """The host bank is packed once it is loaded; only where the geometry has `packed_record_bytes`."""
+    threads: int = 1
+    """Of loading and of computation on the CPU."""
     is_prefetched_in_graph: bool = False
     """The captured step prefetches, and packed experts come in a second way."""
     num_drafted: int = 0
@@ -95,6 +99,7 @@ class Demand:
             pinned_prefix=config.memory.pinned_prefix,
             mode=config.execution.mode,
             is_packed=config.memory.packed,
+            threads=config.cpu.threads,
             is_prefetched_in_graph=config.prediction.predictor == "pregate",
             num_drafted=drafted_tokens(config),
         )
@@ -120,6 +125,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
     ]
     host = [
         _bank_row(geometry, demand),
+        _quantizing_row(geometry, demand),
         _staging_row(geometry, demand),
         _predictor_row(geometry),
         _calibration_row(geometry),
@@ -209,6 +215,14 @@ def _bank_row(geometry: Geometry, demand: Demand) -> Row:
     note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
     note += ", packed once they are loaded" if demand.is_packed else ""
     return Row("host bank", "host", geometry.bank_bytes, kept, kept, note)
+
+
+def _quantizing_row(geometry: Geometry, demand: Demand) -> Row:
+    """Plain records in the making of others: as read, as arranged, and an extent on its way."""
+    each = 2 * geometry.source_record_bytes + EXTENT_BYTES
+    workers = WORKERS_A_THREAD * demand.threads
+    num_bytes = workers * each if geometry.source_record_bytes else 0
+    return Row("quantising", "host", num_bytes, 0, 0, f"{workers} experts in the making")
 
 
 def _staging_row(geometry: Geometry, demand: Demand) -> Row:

@@ -17,7 +17,7 @@ from hetero_runtime.errors import CheckpointError
 from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
 from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
 from hetero_runtime.plan.names import Region, region_of
-from hetero_runtime.plan.routed import read_routed
+from hetero_runtime.plan.routed import ExpertField, read_routed
 
 if TYPE_CHECKING:
     from hetero_runtime.plan.drafter import DrafterGeometry
@@ -75,14 +75,18 @@ class Geometry:
     max_context: int
     """Tokens that the positions of the model reach."""
     record_bytes: int
-    """One expert in host bank or slab: bytes as on disk, scales and biases included, padded."""
+    """One expert in host bank or slab, scales and biases included, padded."""
     expert_dtype: str
-    """Dtype on disk of most bytes of an expert, in safetensors' words."""
+    """Dtype of most bytes of an expert, in safetensors' words; or the format of `model.experts`."""
     backbone: TensorGroup
     shared: TensorGroup
     vision: TensorGroup
     attention: AttentionGeometry
     kv: KvGeometry
+    expert_fields: tuple[ExpertField, ...] = ()
+    """What one expert is made of on disk."""
+    source_record_bytes: int = 0
+    """One expert as on disk, where the host bank has it in another format; else 0."""
     has_bf16_experts: bool = False
     """Whether experts are bf16 and nothing else: such records can be packed."""
     predictor_bytes: int = 0
@@ -148,6 +152,7 @@ def read_geometry(model_dir: str | Path) -> Geometry:
         vision=tensor_group(regions["vision"]),
         attention=_attention(config, backbone),
         kv=read_kv(config, num_layers),
+        expert_fields=routed.fields,
         has_bf16_experts=routed.is_bf16,
         notes=_notes(regions["mtp"], routed.unused_bytes),
     )

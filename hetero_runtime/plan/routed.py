@@ -6,11 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hetero_runtime.checkpoint import TensorEntry
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.experts.record import record_size
 from hetero_runtime.plan.names import ExpertTensor, parse_expert
+
+
+class ExpertField(NamedTuple):
+    """One field of a record, as the checkpoint has it."""
+
+    name: str
+    dtype: str
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,8 @@ class RoutedExperts:
     """Dtype that most bytes of an expert have on disk."""
     is_bf16: bool
     """Whether every byte of an expert is bf16."""
+    fields: tuple[ExpertField, ...]
+    """What one expert is made of."""
     unused_bytes: int
     """Experts of multi-token-prediction layers, which nobody loads."""
     others: tuple[TensorEntry, ...]
@@ -35,6 +46,7 @@ def read_routed(
     others: list[TensorEntry] = []
     fields: dict[tuple[int, int | None], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     dtypes: Counter[str] = Counter()
+    field_dtypes: dict[str, str] = {}
     unused = 0
     for entry in entries:
         tensor = parse_expert(entry.key)
@@ -46,6 +58,7 @@ def read_routed(
             share = _expert_share(entry, tensor, num_experts)
             fields[tensor.layer, tensor.expert][tensor.field] += share
             dtypes[entry.dtype] += share
+            field_dtypes[tensor.field] = entry.dtype
     if not fields:
         raise CheckpointError(
             f"{path}: config.json speaks of {num_experts} experts, but no tensor is named like one "
@@ -57,6 +70,10 @@ def read_routed(
         record_bytes=_record_bytes(path, fields),
         dtype=dtypes.most_common(1)[0][0],
         is_bf16=set(dtypes) == {"BF16"},
+        fields=tuple(
+            ExpertField(name, field_dtypes[name], num_bytes)
+            for name, num_bytes in next(iter(fields.values())).items()
+        ),
         unused_bytes=unused,
         others=tuple(others),
     )

@@ -114,7 +114,7 @@ def test_verify_takes_the_residency_that_is_set(tmp_path: Path) -> None:
         (("run", "-p", ""), "empty"),
         (("run", "--max-tokens", "100000"), "max_tokens"),
         (("run", "--image", "/nowhere.png"), "/nowhere.png"),
-        (("verify", "--set", "model.experts=int4"), "not in this version"),
+        (("verify", "--set", "execution.compile=true"), "not in this version"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )

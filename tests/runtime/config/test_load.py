@@ -103,7 +103,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
     ("path", "value", "works"),
     [
         ("preset", "vismmoe", "lru, seqmoe, psr, auto"),
-        ("model.experts", "int4", "checkpoint"),
         ("device", "unified", "auto, cuda, cpu"),
         ("memory.backing", "mmap", "ram"),
         ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),

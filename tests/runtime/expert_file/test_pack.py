@@ -23,10 +23,12 @@ from hetero_runtime.errors import CheckpointError, ConfigError, DeviceError, Req
 from hetero_runtime.expert_file import ExpertFile
 from hetero_runtime.expert_file.header import read_expert_header
 from hetero_runtime.expert_file.part import PartFile
+from hetero_runtime.experts.store import load_store
 from hetero_runtime.trace.file import write_trace
 from hetero_scheduler.trace import Trace
 from tests.architectures import build_checkpoint
 from tests.runtime.expert_file.packing import flip, pack_to, records_of
+from tests.runtime.experts.loading import split
 from tests.runtime.trace.info import INFO
 
 KILLED_AFTER = 20
@@ -240,3 +242,24 @@ def test_the_command_reports_what_it_wrote(folder: Path, packed: Path, tmp_path:
     again = CliRunner().invoke(app, ["pack", str(folder), "--out", str(out), "--set", "device=cpu"])
     assert again.exit_code == 2
     assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize("experts", ["bf16", "fp8", "int8", "int4"])
+def test_quantised_experts_are_those_of_an_engine_that_quantises(
+    experts: str, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a.experts"
+    result = pack_to(folder, out, f"model.experts={experts}")
+    store = load_store(split(folder).experts, threads=2, experts=experts)  # type: ignore[arg-type]
+    with ExpertFile.open(out) as file:
+        assert file.header.experts == experts
+        assert (file.table.layout, file.table.forms) == (store.layout, store.forms)
+        assert np.array_equal(records_of(file).reshape(-1), store.records.numpy())
+        assert result.errors == file.errors() == store.errors
+        file.verify()
+    store.close()
+
+
+def test_a_part_of_another_format_is_refused(folder: Path, left: Path) -> None:
+    with pytest.raises(RequestError, match=r"a\.experts\.part: was begun .*with other settings"):
+        pack_to(folder, left, "model.experts=int8")

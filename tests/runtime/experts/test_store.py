@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.experts import filling as filling_module
 from hetero_runtime.experts import store as store_module
 from hetero_runtime.experts.extent_reader import ExtentReader, ReadPath
 from hetero_runtime.experts.reads import Extent
@@ -77,8 +78,8 @@ def test_experts_that_are_transposed_on_disk(
     read_path: ReadPath, extent_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Qwen3-VL publishes them. The reference loads the same experts without the transposition."""
-    group = store_module.group_reads
-    monkeypatch.setattr(store_module, "group_reads", lambda reads: group(reads, extent_bytes))
+    group = filling_module.group_reads
+    monkeypatch.setattr(filling_module, "group_reads", lambda reads: group(reads, extent_bytes))
     folder = build_checkpoint("Qwen3VLMoe", tmp_path)
     _narrow_experts(folder)
     reference = reference_model(folder)
@@ -136,14 +137,14 @@ def test_threads_and_ways_of_reading_give_the_same_bytes(
 
 def test_the_faster_way_is_chosen_on_the_fly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    read, group = ExtentReader.read, store_module.group_reads
+    read, group = ExtentReader.read, filling_module.group_reads
 
     def spy(self: ExtentReader, extent: Extent, path: ReadPath) -> None:
         used.append(path)
         read(self, extent, path)
 
     monkeypatch.setattr(ExtentReader, "read", spy)
-    monkeypatch.setattr(store_module, "group_reads", lambda reads: group(reads, 4096))
+    monkeypatch.setattr(filling_module, "group_reads", lambda reads: group(reads, 4096))
     folder = build_checkpoint(FLOAT, tmp_path)
     store = load(folder)
     assert set(used) == set(ReadPath)
