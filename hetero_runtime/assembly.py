@@ -25,7 +25,6 @@ from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
-from hetero_runtime.hf.rewind import RewindableSequences
 from hetero_runtime.hf.router_choice import let_choose
 from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
@@ -33,9 +32,9 @@ from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
-from hetero_runtime.routing import CopiesAhead, RoutedSequences, Routing
+from hetero_runtime.routing import CopiesAhead, CountsRouting, RoutedSequences, Routing
 from hetero_runtime.routing.build import make_routing
-from hetero_runtime.speculation import Speculation, make_speculation
+from hetero_runtime.speculation import Speculation, checked_sequences, make_speculation
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
@@ -81,6 +80,11 @@ class Parts:
     speculation: Speculation | None
     routing: Routing | None
 
+    @property
+    def steered(self) -> CountsRouting | None:
+        """Who decides what routers select, where it is not they."""
+        return self.routing if self.speculation is None else self.speculation.blocks
+
     def close(self) -> None:
         """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
         self.cache.close()
@@ -101,7 +105,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     tokenizer = load_tokenizer(checkpoint.path)
     end_ids = eos_token_ids(checkpoint.path, checkpoint.config, tokenizer)
     predictors = make_predictors(config, skeleton.model)
-    speculation = make_speculation(config, tokenizer, skeleton.model)
+    speculation = make_speculation(config, tokenizer, skeleton.model, skeleton.architecture)
     routing = make_routing(config, skeleton.model, skeleton.architecture)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
@@ -131,6 +135,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
             ),
             foresight=driven.foresight,
             routing=routing,
+            speculation=speculation,
         )
     except BaseException:
         store.close()
@@ -154,7 +159,12 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
 
 
 def _choose_mode(
-    config: ResolvedConfig, parts: EagerParts, *, foresight: Foresight | None, routing: Routing | None
+    config: ResolvedConfig,
+    parts: EagerParts,
+    *,
+    foresight: Foresight | None,
+    routing: Routing | None,
+    speculation: Speculation | None,
 ) -> tuple[Orchestrator, Sequences]:
     """Hook the eager orchestrator into the model; then, for `execution.mode: graph`, try to capture."""
     attach(parts.experts, parts.orchestrator.run_layer)
@@ -170,8 +180,8 @@ def _choose_mode(
             )
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)
-    if config.speculation.drafter != "none":
-        return parts.orchestrator, RewindableSequences(parts.model)
+    if speculation is not None:
+        return parts.orchestrator, checked_sequences(parts.model, speculation.blocks)
     sequences: Sequences = EagerSequences(parts.model)
     if routing is not None:
         let_choose(parts.model, routing.choose, looks_ahead=routing.policy.looks_ahead)

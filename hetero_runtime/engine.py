@@ -84,7 +84,7 @@ class Engine:
             has_images=parts.architecture.has_images,
             max_length=parts.config.execution.max_length,
         )
-        self._turns, stats = Turns(), StatsRecorder(parts.cache, parts.orchestrator, parts.routing)
+        self._turns, stats = Turns(), StatsRecorder(parts.cache, parts.orchestrator, parts.steered)
         self._shared = Shared(
             stepper=make_stepper(
                 parts.sequences,

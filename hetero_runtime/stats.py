@@ -15,7 +15,7 @@ import torch
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.profiling import mark_stall, span
-from hetero_runtime.routing import Routing, RoutingStats
+from hetero_runtime.routing import CountsRouting, RoutingStats
 from hetero_scheduler import SlotCounts
 
 
@@ -85,7 +85,9 @@ class EngineStats:
 class StatsRecorder:
     """Adds up passes by phase. Thread-safe."""
 
-    def __init__(self, cache: SlabCache, orchestrator: Orchestrator, routing: Routing | None = None) -> None:
+    def __init__(
+        self, cache: SlabCache, orchestrator: Orchestrator, routing: CountsRouting | None = None
+    ) -> None:
         self._cache, self._orchestrator, self._routing = cache, orchestrator, routing
         self._guard = threading.Lock()
         self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats(), RoutingStats()) for phase in Phase}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetero_runtime.calibration.file import CALIBRATE, read_calibration
+from hetero_runtime.config.routing import READS
 from hetero_runtime.config.tree import RoutingConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry
@@ -20,7 +21,7 @@ def locate_calibration(config: RoutingConfig, geometry: Geometry) -> Path | None
     `calibration: auto` is the file beside the model's folder, named like it. Raises ConfigError when there is
     none, CheckpointError for a file that is no calibration, or another model's.
     """
-    if config.policy == "exact":
+    if "calibration" not in READS[config.policy]:
         return None
     is_auto = config.calibration == "auto"
     path = beside(geometry.path, CALIBRATION_SUFFIX) if is_auto else Path(config.calibration).expanduser()

@@ -18,6 +18,7 @@ READS: dict[str, tuple[str, ...]] = {
     "cache_prior": ("bonus", "protected", "range", *_CACHE),
     "psr": ("bonus", "insertions", "window", *_CACHE),
     "speculative_experts": ("insertions", "window", *_CACHE),
+    "block_selection": ("growth", "rerouting", "rescue", "capacity"),
 }
 """By routing.policy."""
 INSERTING = ("psr", "speculative_experts")
@@ -39,10 +40,10 @@ def check_routing(config: Config, source: str) -> None:
             f"{source}: prefetch.in_flight: {in_flight} is for prefetch.schedule: bounded, and it is "
             f"{schedule}; write that, or leave prefetch.in_flight out"
         )
-    if config.eviction.policy == "logical" and policy == "exact":
+    if config.eviction.policy == "logical" and "calibration" not in READS[policy]:
         raise ConfigError(
             f"{source}: eviction.policy: logical follows the logical cache of a routing policy, and "
-            "routing.policy: exact has none; write routing.policy: psr, or eviction.policy: lru"
+            f"routing.policy: {policy} has none; write routing.policy: psr, or eviction.policy: lru"
         )
     if policy != "exact":
         _check_machinery(config, source)
@@ -67,8 +68,9 @@ def resolve_routing(routing: RoutingConfig, geometry: Geometry, *, slabs: int) -
             f"write {top_k} to {num_experts}, or auto"
         )
     by_default: Priority = "lru" if routing.policy == "cache_prior" else "a"
-    priority = by_default if routing.priority == "auto" else routing.priority
-    return replace(routing, capacity=capacity, priority=priority)
+    if "priority" in READS[routing.policy] and routing.priority == "auto":
+        routing = replace(routing, priority=by_default)
+    return replace(routing, capacity=capacity)
 
 
 def require_exact(routing: RoutingConfig, what: str) -> None:
@@ -100,10 +102,16 @@ def _check_machinery(config: Config, source: str) -> None:
             f"{source}: routing.policy: {policy} with execution.mode: graph is not in this version; write "
             "execution.mode: eager"
         )
-    if config.speculation.drafter != "none":
+    drafter = config.speculation.drafter
+    if policy == "block_selection" and drafter == "none":
         raise ConfigError(
-            f"{source}: routing.policy: {policy} with speculation.drafter: {config.speculation.drafter} is "
-            "not in this version; write speculation.drafter: none, or routing.policy: exact"
+            f"{source}: routing.policy: block_selection chooses experts for the tokens of a draft, and "
+            "speculation.drafter is none; write speculation.drafter: prompt_lookup, or routing.policy: exact"
+        )
+    if policy != "block_selection" and drafter != "none":
+        raise ConfigError(
+            f"{source}: routing.policy: {policy} with speculation.drafter: {drafter} is not in this version; "
+            "write speculation.drafter: none, or routing.policy: block_selection or exact"
         )
     if config.memory.pinned_prefix not in ("auto", 0):
         raise ConfigError(

@@ -26,7 +26,7 @@ ExpertsFormat = Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pool = Literal["global", "per_layer"]
 Backing = Literal["ram", "mmap", "direct", "swap"]
-Policy = Literal["exact", "cache_prior", "psr", "speculative_experts"]
+Policy = Literal["exact", "cache_prior", "psr", "speculative_experts", "block_selection"]
 Priority = Literal["lru", "a"]
 Isa = Literal["auto", "avx2", "avx512", "amx", "neon"]
 CpuBackend = Literal["torch", "native", "ktransformers"]
@@ -70,7 +70,8 @@ class RoutingConfig:
     policy: Policy = "exact"
     """How experts are selected. exact: as the model's router says. cache_prior: those in a logical cache gain
     a bonus. psr: the same, and the next layer's router, asked one layer early, inserts into that cache.
-    speculative_experts: what was predicted one layer early. Weights are always the router's own."""
+    speculative_experts: what was predicted one layer early. block_selection: while drafts are checked, one
+    set of experts for all tokens of a draft. Weights are always the router's own."""
     bonus: Annotated[float, Ge(0), "a number of 0 or more"] = 0.2
     """What an expert in the logical cache gains (lambda of cache_prior and psr), in ranges of the layer's
     router scores (max - min). 0: exact routing."""
@@ -92,6 +93,15 @@ class RoutingConfig:
     calibration: str = "auto"
     """File that `hetero-runtime calibrate` wrote. auto: the one beside the model's folder,
     FOLDER.calibration.safetensors."""
+    growth: Annotated[float, Ge(0), "a number of 0 or more"] = 1.05
+    """Experts in a set of block_selection beyond the first token's own (gamma), in effective ones of what the
+    drafted tokens want: e to the entropy of their weighted demand."""
+    rerouting: Annotated[float, Ge(0), "a number of 0 or more"] = 0.05
+    """Share of a draft's demand that block_selection may take away by leaving out experts that are not among
+    those that ran last. 0: none is left out."""
+    rescue: Annotated[float, Ge(0), "a number of 0 or more"] = 0.3
+    """From this weight on, the root of its probability to be kept, a drafted token has its own best expert
+    even where block_selection has left that out. Above 1: none has."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hetero_runtime.assembly import Parts
-from hetero_runtime.errors import RequestError
+from hetero_runtime.errors import ConfigError, RequestError
 from hetero_runtime.evaluation.base import RowScore, TokenIds, TokensSeen
 from hetero_runtime.hf.forward import forward_rows
 from hetero_runtime.no_room import no_room_for
@@ -39,6 +39,11 @@ class Harness:
     def __init__(self, parts: Parts, *, rows_at_once: int = 16, routing: Routing | None = None) -> None:
         if rows_at_once < 1:
             raise RequestError(f"rows is {rows_at_once}; run 1 row or more at once")
+        if parts.config.routing.policy == "block_selection":
+            raise ConfigError(
+                "routing.policy: block_selection chooses experts for drafts, and a text that is given has "
+                "none; write routing.policy: exact, or let the engine answer"
+            )
         self._parts, self._rows_at_once = parts, rows_at_once
         self._routing = parts.routing if routing is None else routing
         self._vocab_size = int(parts.model.config.get_text_config(decoder=True).vocab_size)

@@ -10,7 +10,7 @@ not find is loaded by the orchestrator as always, so timing changes how long a t
 from __future__ import annotations
 
 from hetero_runtime.routing.copies import CopiesAhead
-from hetero_runtime.routing.routing import Routing, RoutingStats, TextPart
+from hetero_runtime.routing.routing import CountsRouting, Routing, RoutingStats, TextPart
 from hetero_runtime.routing.sequences import RoutedSequences
 
-__all__ = ["CopiesAhead", "RoutedSequences", "Routing", "RoutingStats", "TextPart"]
+__all__ = ["CopiesAhead", "CountsRouting", "RoutedSequences", "Routing", "RoutingStats", "TextPart"]

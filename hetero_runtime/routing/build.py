@@ -21,28 +21,34 @@ _OF_THE_CACHE = ("capacity", "calibration")
 
 
 def make_routing(config: ResolvedConfig, model: Any, architecture: Architecture) -> Routing | None:
-    """The routing of `config`; None for exact routing, which needs nothing.
+    """The routing of `config` on logical caches; None for exact routing, which needs nothing, and for that of
+    drafts, which has pools.
 
     `model`: it may still be without weights. Raises ConfigError for a model whose routers cannot be told what
     to choose.
     """
     routing = config.routing
-    if routing.policy == "exact":
+    if routing.policy in ("exact", "block_selection"):
         return None
-    if architecture.model_class not in STEERABLE:
-        raise ConfigError(
-            f"routing.policy: {routing.policy} does not cover {architecture.model_class}, some of whose "
-            "routers choose by other means than their scores; write routing.policy: exact"
-        )
+    shape = steerable_shape(config, model, architecture)
     names = [name for name in READS[routing.policy] if name not in _OF_THE_CACHE]
     policy = make_routing_policy(routing.policy, **{name: getattr(routing, name) for name in names})
-    layers = routed_layers(model)
-    shape = Shape(len(layers), layers[0].num_experts, router_top_k(model))
     calibration = read_calibration(Path(routing.calibration)).calibration
     assert routing.capacity != "auto", "the capacity is decided when a configuration is resolved"
     made = Routing(policy, shape, capacity=routing.capacity, calibration=calibration)
     _compile(made)
     return made
+
+
+def steerable_shape(config: ResolvedConfig, model: Any, architecture: Architecture) -> Shape:
+    """Sizes of the model's routing. Raises ConfigError where its routers cannot be told what to choose."""
+    if architecture.model_class not in STEERABLE:
+        raise ConfigError(
+            f"routing.policy: {config.routing.policy} does not cover {architecture.model_class}, some of "
+            "whose routers choose by other means than their scores; write routing.policy: exact"
+        )
+    layers = routed_layers(model)
+    return Shape(len(layers), layers[0].num_experts, router_top_k(model))
 
 
 def _compile(routing: Routing) -> None:

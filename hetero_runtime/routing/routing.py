@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,13 @@ class RoutingStats:
             "demand_copies_per_token": self.demanded / tokens,
             "deviations_per_token": self.deviating / tokens,
         }
+
+
+class CountsRouting(Protocol):
+    """What adds up a routing's decisions."""
+
+    def stats(self) -> RoutingStats:
+        """Since the engine was loaded."""
 
 
 class Routing:
@@ -100,7 +107,7 @@ class Routing:
     def choose(self, layer: int, said: RouterScores, guess: torch.Tensor | None) -> torch.Tensor:
         """A `hf.router_choice.Chooser`. The pass decides in the order of its layers."""
         assert self._parts, "the router was asked in a pass that names no text"
-        scores, own, guessed = _on_host(said, guess)
+        scores, own, guessed = on_host(said, guess)
         width = len(scores) // len(self._parts)
         experts = own[:, 0].copy()
         for row, part in enumerate(self._parts):
@@ -140,7 +147,7 @@ class Routing:
         self.eviction.follow(layer, [part.cache for part in self._parts])
 
 
-def _on_host(
+def on_host(
     said: RouterScores, guess: torch.Tensor | None
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
     """Scores `[T, 1, E]`, own choice `[T, 1, top_k]` and guess `[T, E]`, by one copy: each would be a wait.

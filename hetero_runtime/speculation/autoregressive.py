@@ -68,18 +68,24 @@ class _Row(DraftRow):
         logits = self._read(new)
         self._state.mark()
         tokens: list[int] = []
-        drawn_from: list[torch.Tensor] = []
+        proposals: list[torch.Tensor] = []
         while True:
             self._checkpoint()
             token, probabilities = _choose(self._sampler, logits, [*history, *tokens])
             tokens.append(token)
-            drawn_from += [] if probabilities is None else [probabilities]
+            proposals.append(probabilities)
             if len(tokens) == count:
                 break
             logits = self._read([token])
         if count > 1:
             self._state.rewind(0)
-        return Draft(tuple(tokens), torch.stack(drawn_from) if drawn_from else None)
+        return self._draft(tokens, torch.stack(proposals))
+
+    def _draft(self, tokens: list[int], proposals: torch.Tensor) -> Draft:
+        """`proposals` `[tokens, vocab]`: the probabilities of each token's words."""
+        chosen = torch.tensor(tokens, device=proposals.device)
+        confidences = tuple(proposals.gather(1, chosen[:, None])[:, 0].tolist())
+        return Draft(tuple(tokens), None if self._sampler.is_greedy else proposals, confidences)
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits `[vocab]` after `ids`, for the words that both models have."""
@@ -90,11 +96,9 @@ class _Row(DraftRow):
         return logits[: self._sampler.vocab_size]
 
 
-def _choose(
-    sampler: Sampler, logits: torch.Tensor, history: Sequence[int]
-) -> tuple[int, torch.Tensor | None]:
-    """The next token of a draft, and what it was drawn from."""
+def _choose(sampler: Sampler, logits: torch.Tensor, history: Sequence[int]) -> tuple[int, torch.Tensor]:
+    """The next token of a draft, and the probabilities `[vocab]` of what could have been."""
     if sampler.is_greedy:
-        return sampler.sample(logits, history), None
+        return sampler.sample(logits, history), torch.softmax(logits, dim=-1)
     probabilities = sampler.probabilities(logits, history)
     return sampler.draw(probabilities), probabilities

@@ -20,6 +20,8 @@ class Draft(NamedTuple):
     probabilities: torch.Tensor | None = None
     """`[tokens, vocab]` float32: what each token was drawn from, given those before it. None: each token was
     certain to be drawn."""
+    confidences: tuple[float, ...] | None = None
+    """How likely the drafter held each token to be, given those before it. None: it cannot say."""
 
 
 class DraftRow(ABC):

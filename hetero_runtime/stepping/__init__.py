@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from hetero_runtime.hf.forward import Sequences
 from hetero_runtime.hf.graph_sequences import GraphSequences
-from hetero_runtime.hf.rewind import RewindableSequences
 from hetero_runtime.passes import Passes
-from hetero_runtime.speculation import Speculation
+from hetero_runtime.speculation import CheckedSequences, Speculation
 from hetero_runtime.stepping.base import Stepper, Tokens
 from hetero_runtime.stepping.eager import EagerStepper
 from hetero_runtime.stepping.graph import GraphStepper
@@ -21,9 +20,9 @@ __all__ = ["Stepper", "Tokens", "make_stepper"]
 
 
 def make_stepper(sequences: Sequences, passes: Passes, speculation: Speculation | None = None) -> Stepper:
-    """The stepper for these sequences; with `speculation` they have to be rewindable."""
+    """The stepper for these sequences; with `speculation` they have to be CheckedSequences."""
     if speculation is not None:
-        assert isinstance(sequences, RewindableSequences), "speculation goes back, these sequences cannot"
+        assert isinstance(sequences, CheckedSequences), "no draft can be checked in these sequences"
         return SpeculativeStepper(sequences, passes, speculation)
     if isinstance(sequences, GraphSequences):
         return GraphStepper(sequences, passes)

@@ -14,13 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
-
 from hetero_runtime.generation import Request
-from hetero_runtime.hf.rewind import RewindableSequences, RewindableState
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
-from hetero_runtime.speculation import DraftRow, Speculation
+from hetero_runtime.speculation import CheckedSequences, CheckedText, DraftRow, Speculation
 from hetero_runtime.speculation.acceptance import committed
 from hetero_runtime.stepping.base import Stepper, Tokens
 from hetero_runtime.stepping.eager import EagerTokens
@@ -29,20 +26,24 @@ from hetero_runtime.stepping.eager import EagerTokens
 class SpeculativeStepper(Stepper):
     """Requests take turns, a draft and its pass each."""
 
-    def __init__(self, sequences: RewindableSequences, passes: Passes, speculation: Speculation) -> None:
-        self._sequences, self._passes, self._speculation = sequences, passes, speculation
+    def __init__(self, sequences: CheckedSequences, passes: Passes, speculation: Speculation) -> None:
+        self._sequences, self._passes = sequences, passes
+        self._drafter, self._k = speculation.drafter, speculation.k
 
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
-        drafter, k = self._speculation
-        with self._sequences.open() as sequence, drafter.open(request.params, checkpoint) as drafts:
-            yield SpeculativeTokens(DraftedText(sequence, drafts, k), self._passes, request, checkpoint)
+        with (
+            self._sequences.open() as sequence,
+            self._drafter.open(request.params, checkpoint) as drafts,
+        ):
+            text = DraftedText(sequence, drafts, self._k)
+            yield SpeculativeTokens(text, self._passes, request, checkpoint)
 
 
 class DraftedText(NamedTuple):
     """One text in the model, and who drafts at most `k` tokens of it at a time."""
 
-    sequence: RewindableState
+    sequence: CheckedText
     drafts: DraftRow
     k: int
 
@@ -69,10 +70,9 @@ class SpeculativeTokens(EagerTokens):
             began_s = time.perf_counter()
             draft = self._text.drafts.draft(history, most)
             draft_s = time.perf_counter() - began_s
-            sequence.mark()
-            ids = torch.tensor([history[-1], *draft.token_ids], device=self._passes.device)
-            tokens = committed(sequence.extend_all(ids), draft, self._sampler, history=history)
-            sequence.rewind(len(tokens))
+            logits = sequence.check(history[-1], draft, self._passes.device)
+            tokens = committed(logits, draft, self._sampler, history=history)
+            sequence.keep(len(tokens))
             self._passes.stats.drafted(len(draft.token_ids), accepted=len(tokens) - 1, seconds=draft_s)
         history += tokens
         self._ready.extend(tokens)

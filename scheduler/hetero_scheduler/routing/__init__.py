@@ -4,24 +4,39 @@
                                  ▲
     the next layer's router, one layer early (pre-gate)
 
+While a text is speculated, `block_selection` chooses one set of experts for all tokens of a draft; it has a
+pool of its own (`BlockPool`).
+
 A policy is a pure function of the tokens so far and its parameters. What really is on the device, and when a
 copy arrives, is not among its inputs: the logical cache is a set of expert numbers, no memory (PSR §3).
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hetero_scheduler.routing.base import Priority, RangeOf, RoutingPolicy, Rules, Shape
 from hetero_scheduler.routing.calibration import Calibration, TokenPrior, uncalibrated
 
 if TYPE_CHECKING:
+    from hetero_scheduler.routing.block_selection import BlockDecisions, BlockPool, BlockSelection
     from hetero_scheduler.routing.logical_cache import Decisions, LogicalCache
 
+_COMPILED = {
+    "BlockDecisions": "block_selection",
+    "BlockPool": "block_selection",
+    "BlockSelection": "block_selection",
+    "Decisions": "logical_cache",
+    "LogicalCache": "logical_cache",
+}
 ROUTING_POLICIES = ("exact", "cache_prior", "psr", "speculative_experts")
 
 __all__ = [
     "ROUTING_POLICIES",
+    "BlockDecisions",
+    "BlockPool",
+    "BlockSelection",
     "Calibration",
     "Decisions",
     "LogicalCache",
@@ -63,8 +78,7 @@ def make_routing_policy(name: str, **parameters: Any) -> RoutingPolicy:
 
 def __getattr__(name: str) -> Any:
     """What is compiled is imported when it is asked for: a plan reads calibrations without a compiler."""
-    if name not in ("Decisions", "LogicalCache"):
+    module = _COMPILED.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hetero_scheduler.routing import logical_cache
-
-    return getattr(logical_cache, name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -240,4 +240,4 @@ def test_every_routing_policy_can_be_chosen_with_its_keys() -> None:
             **dict.fromkeys(set(READS[policy]) & {"insertions", "window", "protected"}, 3),
         }
         assert load_config({"routing": tree}).routing.policy == policy
-    assert set(READS) == set(ROUTING_POLICIES)
+    assert set(READS) == {*ROUTING_POLICIES, "block_selection"}

@@ -11,7 +11,7 @@ import torch
 
 from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.speculation import Draft, Drafter, DraftRow
+from hetero_runtime.speculation import CheckedText, Draft, Drafter, DraftRow
 from hetero_runtime.stats import DraftStats
 from hetero_runtime.stepping.speculative import DraftedText, SpeculativeTokens
 
@@ -102,7 +102,7 @@ def speculate(
     sequence: Any = TableSequence(table)
     passes: Any = ImaginedPasses()
     request = Request(prompt, SamplingParams(**params))
-    tokens = SpeculativeTokens(DraftedText(sequence, drafts, k), passes, request, lambda: None)
+    tokens = SpeculativeTokens(DraftedText(CheckedText(sequence), drafts, k), passes, request, lambda: None)
     answer = [tokens.first({})]
     while len(answer) < request.params.max_tokens:
         answer.append(tokens.next())

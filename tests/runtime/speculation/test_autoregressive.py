@@ -49,6 +49,15 @@ def goes_on(model: Any, history: list[int], count: int) -> tuple[int, ...]:
     return tuple(text[len(history) :])
 
 
+def likelihoods(model: Any, history: list[int], tokens: tuple[int, ...]) -> list[float]:
+    """How likely the plain model holds each of `tokens` to be after those before it."""
+    if not tokens:
+        return []
+    logits = model(torch.tensor([[*history, *tokens]])).logits[0, len(history) - 1 : -1]
+    spoken = torch.softmax(logits[:, : tiny_tokenizer.VOCAB_SIZE].float(), -1)
+    return [float(spoken[i, token]) for i, token in enumerate(tokens)]
+
+
 @torch.inference_mode()
 def test_greedy_drafts_are_the_models_own_text(drafter_of: tuple[AutoregressiveDrafter, Any]) -> None:
     drafter, model = drafter_of
@@ -58,6 +67,8 @@ def test_greedy_drafts_are_the_models_own_text(drafter_of: tuple[AutoregressiveD
             draft = row.draft(history, 5)
             assert draft.token_ids == goes_on(model, history, 5)
             assert draft.probabilities is None
+            likely = likelihoods(model, history, draft.token_ids)
+            assert list(draft.confidences or ()) == pytest.approx(likely, rel=1e-4)
             history += [*draft.token_ids[:num_accepted], other.pop()]
 
 
@@ -80,7 +91,9 @@ def test_sampled_drafts_say_what_they_were_drawn_from(drafter_of: tuple[Autoregr
     assert draft.probabilities.shape == (4, tiny_tokenizer.VOCAB_SIZE)
     assert torch.allclose(draft.probabilities.sum(-1), torch.ones(4))
     assert (draft.probabilities > 0).sum(-1).tolist() == [20] * 4
-    assert all(draft.probabilities[i, token] > 0 for i, token in enumerate(draft.token_ids))
+    drawn = [float(draft.probabilities[i, token]) for i, token in enumerate(draft.token_ids)]
+    assert min(drawn) > 0
+    assert draft.confidences == tuple(drawn)
 
 
 def test_a_seed_drafts_the_same_again_and_no_word_of_what_the_model_draws(tmp_path: Path) -> None:

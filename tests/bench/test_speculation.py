@@ -1,0 +1,24 @@
+"""The bench of speculation runs, and its figures belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import speculation
+from bench.harness import ResultFile
+
+
+def test_it_measures_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "TEXTS", {"repetitive": speculation.REPETITIVE[:1]})
+    speculation.main(["--tokens", "24", "--results", str(tmp_path)])
+    rows = {row.id: row for row in ResultFile.read(tmp_path / "speculation.json").rows}
+    assert set(rows) == {
+        f"speculation.{name}_{what}_repetitive"
+        for name in ("exact", "blocks")
+        for what in ("tau", "copies", "over_decoding", "equal")
+    }
+    assert rows["speculation.exact_equal_repetitive"].value == 1
+    assert rows["speculation.exact_tau_repetitive"].value > 1
+    assert rows["speculation.exact_copies_repetitive"].value > 0
