@@ -136,7 +136,7 @@ def rows_of(point: Point) -> list[Row]:
     prefix = f"frontier.{name}.r{round(100 * point.residency)}"
     uncertainty = f"standard error {point.divergence.standard_error:.5f}"
     rows = [
-        Row(id=f"{prefix}.kl", value=point.divergence.nats, unit="nats/token", note=uncertainty),
+        Row(id=f"{prefix}.kl", value=point.kl, unit="nats/token", note=uncertainty),
         Row(id=f"{prefix}.copies", value=point.copies, unit="1/token"),
         Row(id=f"{prefix}.demand_copies", value=point.demanded, unit="1/token"),
     ]

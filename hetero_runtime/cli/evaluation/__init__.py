@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hetero_runtime.cli.evaluation.compare import compare_command
+from hetero_runtime.cli.evaluation.copies import copies_command
 from hetero_runtime.cli.evaluation.frontier import frontier_command
 from hetero_runtime.cli.evaluation.kl import kl_command
 from hetero_runtime.cli.evaluation.perplexity import perplexity_command
@@ -18,5 +19,6 @@ app = typer.Typer(
 app.command("perplexity")(perplexity_command)
 app.command("kl")(kl_command)
 app.command("frontier")(frontier_command)
+app.command("copies")(copies_command)
 app.command("tasks")(tasks_command)
 app.command("compare")(compare_command)

@@ -10,14 +10,20 @@ import typer
 
 from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.evaluation.options import (
+    BonusOption,
+    InsertionsOption,
     LengthOption,
+    PoliciesOption,
+    ResidencyOption,
     RowsOption,
     SamplesOption,
     SeedOption,
+    WindowOption,
+    grid_of,
     loaded,
     samples_of,
 )
-from hetero_runtime.cli.listed import numbers, whole_numbers, words
+from hetero_runtime.cli.listed import numbers
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
 if TYPE_CHECKING:
@@ -33,16 +39,11 @@ def frontier_command(
     model: ModelArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
-    policies: Annotated[
-        str,
-        typer.Option(
-            help="exact, exact_a, cache_prior, cache_prior_a, cache_prior_2, psr, speculative_experts"
-        ),
-    ] = "exact,exact_a,cache_prior,psr",
-    bonus: Annotated[str, typer.Option(help="Lambda.")] = "0.05,0.1,0.15,0.2,0.25,0.3,0.4",
-    insertions: Annotated[str, typer.Option(help="Experts inserted a layer and token (n).")] = "1,2",
-    window: Annotated[str, typer.Option(help="Candidates of the next layer's router.")] = "4",
-    residency: Annotated[str, typer.Option(help="Shares of a layer's experts.")] = "0.5,0.25",
+    policies: PoliciesOption = "exact,exact_a,cache_prior,psr",
+    bonus: BonusOption = "0.05,0.1,0.15,0.2,0.25,0.3,0.4",
+    insertions: InsertionsOption = "1,2",
+    window: WindowOption = "4",
+    residency: ResidencyOption = "0.5,0.25",
     calibration: Annotated[
         str, typer.Option("--calibration", help="File of `calibrate`. auto: the one beside the model.")
     ] = "auto",
@@ -74,16 +75,10 @@ def frontier_command(
         run_frontier,
         to_json,
     )
-    from hetero_runtime.evaluation.frontier.contenders import Grid
     from hetero_runtime.evaluation.frontier.report import load_entropy
 
-    grid = Grid(
-        families=words(policies),
-        bonuses=numbers(bonus, "--bonus"),
-        insertions=whole_numbers(insertions, "--insertions"),
-        windows=whole_numbers(window, "--window"),
-    )
-    contenders, residencies = grid.contenders(), numbers(residency, "--residency")
+    contenders = grid_of(policies, bonus, insertions=insertions, window=window).contenders()
+    residencies = numbers(residency, "--residency")
     chosen = exact(config_of(model, config, overrides))
     known = _calibration(chosen, calibration)
     with loaded(chosen) as parts:
@@ -131,4 +126,5 @@ def _rows(parts: Parts, text: Path, *, length: int, windows: int) -> tuple[Token
 
 def _read(points: list[Point]) -> str:
     divergence = points[0].divergence
+    assert divergence is not None, "a model ran"
     return f"{divergence.num_tokens:,} tokens of its own text in {divergence.num_windows} windows"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hetero_runtime.assembly import Parts
     from hetero_runtime.config import Config
     from hetero_runtime.evaluation import TokensSeen
+    from hetero_runtime.evaluation.frontier.contenders import Grid
     from hetero_runtime.evaluation.samples import Sample
 
 TextOption = Annotated[
@@ -33,6 +34,32 @@ SamplesOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Window i of new samples is drawn with seed + i.")]
+PoliciesOption = Annotated[
+    str,
+    typer.Option(
+        "--policies",
+        help="exact, exact_a, cache_prior, cache_prior_a, cache_prior_2, psr, speculative_experts",
+    ),
+]
+BonusOption = Annotated[str, typer.Option("--bonus", help="Lambda.")]
+InsertionsOption = Annotated[
+    str, typer.Option("--insertions", help="Experts inserted a layer and token (n).")
+]
+WindowOption = Annotated[str, typer.Option("--window", help="Candidates of the next layer's router.")]
+ResidencyOption = Annotated[str, typer.Option("--residency", help="Shares of a layer's experts.")]
+
+
+def grid_of(policies: str, bonus: str, *, insertions: str, window: str) -> Grid:
+    """What the options of a sweep mean; each may name several, with commas between. Raises ConfigError."""
+    from hetero_runtime.cli.listed import numbers, whole_numbers, words
+    from hetero_runtime.evaluation.frontier.contenders import Grid
+
+    return Grid(
+        families=words(policies),
+        bonuses=numbers(bonus, "--bonus"),
+        insertions=whole_numbers(insertions, "--insertions"),
+        windows=whole_numbers(window, "--window"),
+    )
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hetero_runtime.errors import ConfigError
 from hetero_runtime.evaluation.divergence import Divergence
 from hetero_runtime.evaluation.perplexity import Perplexity
-from hetero_scheduler.routing import RoutingPolicy
+from hetero_scheduler.routing import RoutingPolicy, Shape
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Point:
     """Share of all experts that the logical cache holds."""
     capacity: int
     """Experts a layer in it."""
-    divergence: Divergence
-    """From the exact model, on text that this one wrote."""
+    divergence: Divergence | None
+    """From the exact model, on text that this one wrote; None where no model ran."""
     perplexity: Perplexity | None
     """On held-out text; None where there was none."""
     inserted: float
@@ -52,6 +53,12 @@ class Point:
         """All of them."""
         return self.inserted + self.demanded
 
+    @property
+    def kl(self) -> float:
+        """The divergence, nats a token. Only of a point that has one."""
+        assert self.divergence is not None, f"{self.contender.name}: no model ran, so no divergence is known"
+        return self.divergence.nats
+
     def to_json(self) -> dict[str, Any]:
         """One flat row."""
         return {
@@ -61,12 +68,21 @@ class Point:
             "parameters": asdict(self.contender.policy),  # type: ignore[call-overload]
             "residency": self.residency,
             "capacity": self.capacity,
-            "kl": self.divergence.nats,
-            "kl_standard_error": self.divergence.standard_error,
-            "excess_perplexity": self.divergence.excess_perplexity,
+            "divergence": None if self.divergence is None else self.divergence.to_json(),
             "perplexity": None if self.perplexity is None else self.perplexity.perplexity,
             "copies": self.copies,
             "demand_copies": self.demanded,
             "prefetch_copies": self.inserted,
             "deviating": self.deviating,
         }
+
+
+def capacity_of(residency: float, shape: Shape) -> int:
+    """Experts a layer that `residency` means. Raises ConfigError for less than top-k or more than all."""
+    capacity = round(residency * shape.num_experts)
+    if not shape.top_k <= capacity <= shape.num_experts:
+        raise ConfigError(
+            f"residency {residency:g} is {capacity} of a layer's {shape.num_experts} experts; a token needs "
+            f"{shape.top_k} of them: give {shape.top_k / shape.num_experts:.3g} to 1"
+        )
+    return capacity

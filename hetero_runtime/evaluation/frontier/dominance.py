@@ -22,7 +22,7 @@ Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 def frontier(points: Sequence[Point], measure: Measure) -> Curve:
     """The points of a frontier, by divergence."""
-    ordered = sorted((point.divergence.nats, measure(point)) for point in points)
+    ordered = sorted((point.kl, measure(point)) for point in points)
     kept: list[tuple[float, float]] = []
     for nats, value in ordered:
         if not kept or value < kept[-1][1]:

@@ -56,13 +56,13 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
 
 
 def _draw_panel(axes: Axes, points: Sequence[Point], families: list[str], measure: str) -> None:
-    positive = [point.divergence.nats for point in points if point.divergence.nats > 0]
+    positive = [point.kl for point in points if point.kl > 0]
     floor = min(positive, default=1e-6) / 2
     for number, family in enumerate(families):
         mine = [point for point in points if point.contender.family == family]
         axes.plot(
             [getattr(point, measure) for point in mine],
-            [max(point.divergence.nats, floor) for point in mine],
+            [max(point.kl, floor) for point in mine],
             color=_COLOURS[number % len(_COLOURS)],
             marker=_MARKERS[number % len(_MARKERS)],
             linestyle="-" if number < len(_COLOURS) else "--",

@@ -14,6 +14,11 @@ from hetero_runtime.evaluation.frontier.base import Point
 from hetero_scheduler.routing import Calibration
 from hetero_scheduler.trace import load_entropies
 
+_LEGEND = (
+    "copies a token, all layers: demanded ones are waited for, those ahead are issued a layer early",
+    "deviating: executed experts that the router would not have chosen",
+)
+
 
 def load_entropy(calibration: Calibration) -> float:
     """Of the exact model's experts on calibration text, mean over layers; 1: every expert is used alike."""
@@ -22,13 +27,11 @@ def load_entropy(calibration: Calibration) -> float:
 
 def render_points(points: Sequence[Point], *, entropy: float) -> RenderableType:
     """Copies and divergence of all `points`."""
-    legend = (
-        f"load entropy {entropy:.3f} (1: every expert alike) · KL: nats a token from the exact model, on its "
-        "own text · copies a token, all layers: demanded ones are waited for, those ahead are issued a layer "
-        "early · deviating: executed experts that the router would not have chosen"
-    )
+    legend = [f"load entropy {entropy:.3f} (1: every expert alike)", *_LEGEND]
+    if points[0].divergence is not None:
+        legend.append("KL: nats a token from the exact model, on its own text")
     tables = [_table(list(group)) for _, group in groupby(points, key=lambda point: point.residency)]
-    return Group(*tables, Text(legend, style="dim"))
+    return Group(*tables, Text(" · ".join(legend), style="dim"))
 
 
 def to_json(points: Sequence[Point], *, entropy: float) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def _table(points: Sequence[Point]) -> Table:
     table = Table(
         box=None, pad_edge=False, padding=(0, 0, 0, 1), title=title, title_justify="left", header_style="bold"
     )
-    columns = [column for column in _COLUMNS if not column.is_held_out or points[0].perplexity is not None]
+    columns = [column for column in _COLUMNS if column.cell(points[0]) is not None]
     for column in columns:
         table.add_column(column.name, justify="left" if column is _COLUMNS[0] else "right", no_wrap=True)
     for point in points:
@@ -49,24 +52,25 @@ def _table(points: Sequence[Point]) -> Table:
     return table
 
 
-def _divergence(point: Point) -> str:
-    return f"{point.divergence.nats:.4f} ± {point.divergence.standard_error:.4f}"
+def _divergence(point: Point) -> str | None:
+    found = point.divergence
+    return None if found is None else f"{found.nats:.4f} ± {found.standard_error:.4f}"
 
 
-def _perplexity(point: Point) -> str:
-    return "" if point.perplexity is None else f"{point.perplexity.perplexity:.3f}"
+def _perplexity(point: Point) -> str | None:
+    return None if point.perplexity is None else f"{point.perplexity.perplexity:.3f}"
 
 
 class _Column(NamedTuple):
     name: str
-    cell: Callable[[Point], str]
-    is_held_out: bool = False
+    cell: Callable[[Point], str | None]
+    """None where the point has no such number; the column is then left out."""
 
 
 _COLUMNS = (
     _Column("policy", lambda point: point.contender.name),
     _Column("KL ± SE", _divergence),
-    _Column("perplexity", _perplexity, is_held_out=True),
+    _Column("perplexity", _perplexity),
     _Column("copies", lambda point: f"{point.copies:.2f}"),
     _Column("demanded", lambda point: f"{point.demanded:.2f}"),
     _Column("ahead", lambda point: f"{point.inserted:.2f}"),

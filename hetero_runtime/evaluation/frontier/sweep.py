@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from hetero_runtime.assembly import Parts
-from hetero_runtime.errors import ConfigError
 from hetero_runtime.evaluation.base import TokenIds
 from hetero_runtime.evaluation.divergence import Divergence
-from hetero_runtime.evaluation.frontier.base import Contender, Point
+from hetero_runtime.evaluation.frontier.base import Contender, Point, capacity_of
 from hetero_runtime.evaluation.harness import Harness
 from hetero_runtime.evaluation.perplexity import Perplexity
 from hetero_runtime.evaluation.samples import Sample
@@ -51,7 +50,7 @@ def run_frontier(
     residency below top-k or above 1, and what scoring raises.
     """
     runner = _Runner(parts, texts, calibration)
-    capacities = [_capacity(residency, runner.shape) for residency in residencies]
+    capacities = [capacity_of(residency, runner.shape) for residency in residencies]
     points: list[Point] = []
     for residency, capacity in zip(residencies, capacities, strict=True):
         for contender in contenders:
@@ -95,13 +94,3 @@ class _Runner:
     def _choose(self, layer: int, said: RouterScores, guess: torch.Tensor | None) -> torch.Tensor:
         assert self._routing is not None, "the model runs before a policy is chosen"
         return self._routing.choose(layer, said, guess)
-
-
-def _capacity(residency: float, shape: Shape) -> int:
-    capacity = round(residency * shape.num_experts)
-    if not shape.top_k <= capacity <= shape.num_experts:
-        raise ConfigError(
-            f"residency {residency:g} is {capacity} of a layer's {shape.num_experts} experts; a token needs "
-            f"{shape.top_k} of them: give {shape.top_k / shape.num_experts:.3g} to 1"
-        )
-    return capacity

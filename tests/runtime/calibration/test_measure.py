@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from hetero_runtime.assembly import assemble
 from hetero_runtime.calibration import read_calibration
-from hetero_runtime.calibration.measure import frequent_tokens, measure
+from hetero_runtime.calibration.measure import measure
+from hetero_runtime.calibration.tally import frequent_tokens
 from hetero_runtime.cli.calibrate import calibrate_command
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestError
