@@ -76,6 +76,7 @@ class Routing:
         self._capacity, self._calibration = capacity, calibration
         self.eviction = LogicalEviction(shape.num_layers, shape.num_experts)
         self._parts: Sequence[TextPart] = ()
+        self._followed: list[LogicalCache] = []
         self._guess: npt.NDArray[np.float32] | None = None
         self._stats = RoutingStats()
 
@@ -89,9 +90,12 @@ class Routing:
     def pass_of(self, parts: Sequence[TextPart]) -> Iterator[None]:
         """Around a pass over `parts`, one a row; rows are as long as the longest part, and what fills up the
         others at their end is routed as the router says. The caller has the turn."""
+        caches = [part.cache for part in parts]
         self._parts, self._guess = parts, None
-        for layer in range(self.shape.num_layers):
-            self._follow(layer)
+        if caches != self._followed:
+            self._followed = caches
+            for layer in range(self.shape.num_layers):
+                self._follow(layer)
         try:
             yield
         finally:
@@ -144,7 +148,7 @@ class Routing:
         return self._stats
 
     def _follow(self, layer: int) -> None:
-        self.eviction.follow(layer, [part.cache for part in self._parts])
+        self.eviction.follow(layer, self._followed)
 
 
 def on_host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,16 @@ class TokenPrior:
 
     def rows(self, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """The row of `share` for each of `tokens`. `[T]`"""
-        if not len(self.tokens):
-            return np.zeros(len(tokens), np.int64)
-        at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
-        return np.where(self.tokens[at] == tokens, at, len(self.tokens)).astype(np.int64)
+        rows: npt.NDArray[np.int64] = self._row_of[np.minimum(tokens, len(self._row_of) - 1)]
+        return rows
+
+    @cached_property
+    def _row_of(self) -> npt.NDArray[np.int64]:
+        """By token; the last entry is of all that are higher."""
+        length = int(self.tokens[-1]) + 2 if len(self.tokens) else 1
+        row_of = np.full(length, len(self.tokens), np.int64)
+        row_of[self.tokens] = np.arange(len(self.tokens))
+        return row_of
 
 
 @dataclass(frozen=True)
