@@ -1,32 +1,37 @@
 """From a resolved configuration to the parts of a running engine.
 
 checkpoint ─► skeleton (meta) ─┬─► backbone ──────────────► device
-                               └─► expert store (host bank) ═copies═► slab cache ◄─ orchestrator
+                               └─► expert store ═supply═► slab cache ◄─ orchestrator
+                                   host bank, file, swap
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from hetero_gpu import Copier, SlabCache, SlabPool, make_copier
+from hetero_gpu import SlabCache, SlabPool
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
-from hetero_runtime.experts.store import ExpertStore, Progress, load_store
+from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.experts.sources import ExpertsModule
+from hetero_runtime.experts.store import BankForm, Progress, load_store
 from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import make_foresight, make_predictors, make_row_eviction, router_shape
-from hetero_runtime.foresight.link import measure_link
+from hetero_runtime.foresight.link import Link
 from hetero_runtime.hf.architectures import Architecture
 from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.hooks import attach, expert_mlp
 from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
 from hetero_runtime.hf.router_choice import let_choose
-from hetero_runtime.hf.router_hooks import listen_to_routers
+from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
@@ -35,6 +40,9 @@ from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.routing import CopiesAhead, CountsRouting, RoutedSequences, Routing
 from hetero_runtime.routing.build import make_routing
 from hetero_runtime.speculation import Speculation, checked_sequences, make_speculation
+from hetero_runtime.tiers.elastic import make_governor
+from hetero_runtime.tiers.file_store import open_file_store
+from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
@@ -53,10 +61,23 @@ class EagerParts(NamedTuple):
     dtype: torch.dtype
 
 
-class _Driven(NamedTuple):
-    """The slab cache, who drives it, and by which forecasts, where there are any."""
+class Tiers(NamedTuple):
+    """Where experts live, the slabs that computation reads, and what moves them there.
 
+    `link`: how long that takes; None where nobody asks.
+    """
+
+    store: ExpertStore
+    slabs: SlabPool
+    supply: Supply
+    link: Link | None
     cache: SlabCache
+    eviction: EvictionPolicy
+
+
+class _Driven(NamedTuple):
+    """Who drives the slab cache, and by which forecasts, where there are any."""
+
     orchestrator: EagerOrchestrator
     foresight: Foresight | None
 
@@ -74,6 +95,7 @@ class Parts:
     store: ExpertStore
     slabs: SlabPool
     cache: SlabCache
+    supply: Supply
     orchestrator: Orchestrator
     sequences: Sequences
     foresight: Foresight | None
@@ -86,14 +108,15 @@ class Parts:
         return self.routing if self.speculation is None else self.speculation.blocks
 
     def close(self) -> None:
-        """Wait for copies, then free the host bank, the slabs and the weights, whoever still holds a part."""
+        """Wait for copies, then free experts, slabs and weights, whoever still holds a part."""
         self.cache.close()
         self.sequences.close()
         if self.speculation is not None:
             self.speculation.drafter.close()
         self.orchestrator.close()
+        self.supply.close()
         self.store.close()
-        self.slabs.memory = self.slabs.memory.new_empty((0, self.slabs.record_bytes))
+        self.slabs.close()
         self.model.to("meta")
 
 
@@ -110,26 +133,20 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
-    store = load_store(
-        split.experts,
-        threads=config.cpu.threads,
-        progress=progress,
-        is_packed=config.memory.packed,
-        experts=config.model.experts,
-    )
-    try:
-        slabs = _make_slabs(sum(_layer_slots(config, store)), store.layout.record_bytes, device)
-        driven = _make_orchestrator(
-            config, skeleton, store, slabs=slabs, predictors=predictors, routing=routing
-        )
+    with ExitStack() as undo:
+        store = _open_store(config, checkpoint, split.experts, progress)
+        undo.callback(store.close)
+        eviction = _make_eviction(config, store, routing)
+        tiers = _make_tiers(config, store, device, eviction=eviction, is_timed=bool(predictors), undo=undo)
+        driven = _make_orchestrator(config, skeleton, tiers, predictors=predictors, routing=routing)
         orchestrator, sequences = _choose_mode(
             config,
             EagerParts(
                 model=skeleton.model,
                 experts=list(skeleton.experts.values()),
                 store=store,
-                slabs=slabs,
-                cache=driven.cache,
+                slabs=tiers.slabs,
+                cache=tiers.cache,
                 orchestrator=driven.orchestrator,
                 dtype=skeleton.dtype,
             ),
@@ -137,9 +154,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
             routing=routing,
             speculation=speculation,
         )
-    except BaseException:
-        store.close()
-        raise
+        undo.pop_all()
     return Parts(
         config=config,
         device=device,
@@ -148,8 +163,9 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         tokenizer=tokenizer,
         eos_token_ids=end_ids,
         store=store,
-        slabs=slabs,
-        cache=driven.cache,
+        slabs=tiers.slabs,
+        cache=tiers.cache,
+        supply=tiers.supply,
         orchestrator=orchestrator,
         sequences=sequences,
         foresight=driven.foresight,
@@ -192,59 +208,42 @@ def _choose_mode(
     return parts.orchestrator, sequences
 
 
-def _make_slabs(num_slabs: int, record_bytes: int, device: torch.device) -> SlabPool:
-    what = f"{num_slabs} slabs of {record_bytes / 1e6:.1f} MB ({num_slabs * record_bytes / 1e9:.2f} GB)"
-    with no_room_for(what, device, fix="lower memory.slabs (or memory.residency), or memory.pinned_prefix"):
-        return SlabPool(num_slabs, record_bytes, device)
-
-
-def _make_orchestrator(
+def _open_store(
     config: ResolvedConfig,
-    skeleton: Skeleton,
-    store: ExpertStore,
-    *,
-    slabs: SlabPool,
-    predictors: list[Predictor],
-    routing: Routing | None,
-) -> _Driven:
-    eviction = _make_eviction(config, store, routing)
-    copier, foresight = _make_copier(store, slabs.memory.device), None
-    link = measure_link(copier, store.record(ExpertKey(0, 0)), slabs.slab(0)) if predictors else None
-    cache = _make_cache(config, store, slabs, eviction=eviction, copier=copier)
-    if link is not None:
-        shape = router_shape(skeleton.model)
-        foresight = make_foresight(config, predictors, shape=shape, cache=cache, eviction=eviction, link=link)
-    ahead: Ahead | None = foresight
-    is_prefetching = foresight is not None and foresight.is_prefetching
-    if routing is not None and config.prefetch.schedule == "bounded":
-        ahead, is_prefetching = CopiesAhead(cache, routing, in_flight=config.prefetch.in_flight), True
-    orchestrator = EagerOrchestrator(
-        cache,
-        mlps=[expert_mlp(module) for module in skeleton.experts.values()],
-        materialize=partial(store.materialize, dtype=skeleton.dtype),
-        eviction=eviction,
-        is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
-        ahead=ahead,
+    checkpoint: Checkpoint,
+    modules: Sequence[ExpertsModule],
+    progress: Progress | None,
+) -> ExpertStore:
+    """The routed experts where `memory.backing` says; only those that stay in memory are read now."""
+    if config.memory.backing in ("direct", "mmap"):
+        return open_file_store(config, checkpoint, modules)
+    form: BankForm = "packed" if config.memory.packed else "plain"
+    if config.memory.backing == "swap":
+        form = "swappable"
+    return load_store(
+        modules,
+        threads=config.cpu.threads,
+        progress=progress,
+        form=form,
+        experts=config.model.experts,
     )
-    return _Driven(cache, orchestrator, foresight)
 
 
-def _make_eviction(config: ResolvedConfig, store: ExpertStore, routing: Routing | None) -> EvictionPolicy:
-    if config.eviction.policy == "logical":
-        assert routing is not None, "the configuration has no logical cache to follow"
-        return routing.eviction
-    return make_row_eviction(config, num_layers=store.num_layers, num_experts=store.num_experts)
-
-
-def _make_cache(
+def _make_tiers(
     config: ResolvedConfig,
     store: ExpertStore,
-    slabs: SlabPool,
+    device: torch.device,
     *,
     eviction: EvictionPolicy,
-    copier: Copier,
-) -> SlabCache:
-    """The cache, the pinned prefix in it."""
+    is_timed: bool,
+    undo: ExitStack,
+) -> Tiers:
+    """Slabs, what fills them, and the cache, the pinned prefix in it. `is_timed`: somebody asks the link."""
+    slabs = make_slabs(sum(_layer_slots(config, store)), store, device)
+    undo.callback(slabs.close)
+    supply = make_supply(config, store, slabs, eviction=eviction)
+    undo.callback(supply.close)
+    link = supply.link() if is_timed else None
     per_layer = _layer_slots(config, store) if config.memory.pool == "per_layer" else None
     num_layers, num_experts = store.num_layers, store.num_experts
     cache = SlabCache(
@@ -253,21 +252,54 @@ def _make_cache(
             slabs.num_slabs, num_layers=num_layers, num_experts=num_experts, layer_slots=per_layer
         ),
         eviction=eviction,
-        copier=copier,
-        record=store.record,
+        copier=supply.copier,
+        record=supply.record,
     )
     for layer in range(config.memory.pinned_prefix):
         for expert in range(num_experts):
             cache.pin(ExpertKey(layer, expert))
-    return cache
+    return Tiers(store, slabs, supply, link, cache, eviction)
 
 
-def _make_copier(store: ExpertStore, device: torch.device) -> Copier:
-    registration = store.register()
-    with no_room_for("copies on their way", device, fix="lower memory.slabs, or memory.pinned_prefix"):
-        return make_copier(
-            device, registration=registration, record_bytes=store.stored_bytes, packing=store.packing
+def _make_orchestrator(
+    config: ResolvedConfig,
+    skeleton: Skeleton,
+    tiers: Tiers,
+    *,
+    predictors: list[Predictor],
+    routing: Routing | None,
+) -> _Driven:
+    foresight, top_k = None, router_top_k(skeleton.model)
+    if tiers.link is not None:
+        foresight = make_foresight(
+            config,
+            predictors,
+            shape=router_shape(skeleton.model),
+            cache=tiers.cache,
+            eviction=tiers.eviction,
+            link=tiers.link,
         )
+    ahead: Ahead | None = foresight
+    is_prefetching = foresight is not None and foresight.is_prefetching
+    if routing is not None and config.prefetch.schedule == "bounded":
+        ahead, is_prefetching = CopiesAhead(tiers.cache, routing, in_flight=config.prefetch.in_flight), True
+    orchestrator = EagerOrchestrator(
+        tiers.cache,
+        mlps=[expert_mlp(module) for module in skeleton.experts.values()],
+        materialize=partial(tiers.store.materialize, dtype=skeleton.dtype),
+        eviction=tiers.eviction,
+        is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
+        ahead=ahead,
+        governor=make_governor(config, tiers.supply, tiers.slabs, tiers.cache, top_k=top_k),
+    )
+    return _Driven(orchestrator, foresight)
+
+
+def _make_eviction(config: ResolvedConfig, store: ExpertStore, routing: Routing | None) -> EvictionPolicy:
+    if config.eviction.policy == "logical":
+        assert routing is not None, "the configuration has no logical cache to follow"
+        return routing.eviction
+    return make_row_eviction(config, num_layers=store.num_layers, num_experts=store.num_experts)
 
 
 def _layer_slots(config: ResolvedConfig, store: ExpertStore) -> list[int]:

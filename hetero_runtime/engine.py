@@ -188,7 +188,10 @@ class Engine:
         """What the engine has done so far, and what its experts cost."""
         parts = self._parts
         return self._shared.stats.snapshot(
-            bank_bytes=parts.store.bank_bytes, slab_bytes=parts.slabs.num_bytes, device=parts.device
+            bank_bytes=parts.store.bank_bytes,
+            slab_bytes=parts.slabs.num_bytes,
+            disk=parts.supply.read_stats(),
+            device=parts.device,
         )
 
     def weight_errors(self) -> list[float] | None:

@@ -16,7 +16,7 @@ from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
-from hetero_runtime.experts.store import ExpertStore
+from hetero_runtime.experts.store import BankStore
 from hetero_runtime.hf.attention import why_not_capturable
 from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
@@ -57,7 +57,7 @@ def capture(
     spare = 0 if prefetch_extra is None else MOST_OUTSTANDING
     _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
-    bank, tables = _mapped(parts.store), _tables(parts, max_pairs=rows * top_k)
+    bank, tables = _mapped(_bank(parts)), _tables(parts, max_pairs=rows * top_k)
     region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
     tables.attach(region)  # the host reads errors there without waiting
     prefetch = None
@@ -98,7 +98,7 @@ def _check_capturable(parts: EagerParts, *, rows: int, top_k: int, spare: int) -
         raise NotCapturableError("there is no CUDA device")
     if reason := why_not_capturable(parts.model.config):
         raise NotCapturableError(reason)
-    if not parts.store.is_registered:
+    if not _bank(parts).is_registered:
         raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
     if rows > MOST_TOKENS:
         raise NotCapturableError(f"execution.max_rows={rows}; a captured step has at most {MOST_TOKENS} rows")
@@ -152,7 +152,7 @@ def _prefetch(
             tables=tables,
             region=region,
             bank=bank,
-            records=parts.store.records,
+            records=_bank(parts).records,
             slabs=parts.slabs,
             engine=CopyEngine.cuda(tables.device),
         )
@@ -160,7 +160,12 @@ def _prefetch(
         raise NotCapturableError(f"experts cannot be prefetched: {error}") from error
 
 
-def _mapped(store: ExpertStore) -> MappedBank:
+def _bank(parts: EagerParts) -> BankStore:
+    assert isinstance(parts.store, BankStore), "the configuration refuses graph mode for any other"
+    return parts.store
+
+
+def _mapped(store: BankStore) -> MappedBank:
     try:
         return MappedBank.of(store.records, store.stored_bytes, store.packing)
     except RuntimeError as error:

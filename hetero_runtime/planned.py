@@ -14,6 +14,7 @@ from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.quantized import quantized
 from hetero_runtime.plan.slabs import least_slabs
 from hetero_runtime.prediction.locate import locate_predictor
+from hetero_runtime.tiers.locate import locate_expert_file
 
 
 class Planned(NamedTuple):
@@ -53,6 +54,9 @@ def decide(config: Config) -> Decided:
     if calibration is not None:
         geometry = replace(geometry, calibration_bytes=calibration.stat().st_size)
         config = replace(config, routing=replace(config.routing, calibration=str(calibration)))
+    expert_file = locate_expert_file(config, geometry)
+    if expert_file is not None:
+        config = replace(config, memory=replace(config.memory, expert_file=str(expert_file)))
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
 
 

@@ -16,6 +16,7 @@ from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.profiling import mark_stall, span
 from hetero_runtime.routing import CountsRouting, RoutingStats
+from hetero_runtime.tiers.reading import ReadStats
 from hetero_scheduler import SlotCounts
 
 
@@ -55,8 +56,9 @@ class DraftStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot. `slots` counts slots by state; `cpu_share` is the part of expert executions done by the CPU
-    in place of the device (always 0 while misses are handled by loading)."""
+    """A snapshot. `slots` counts slots by state; `disk` what was read from below host memory; `cpu_share` is
+    the part of expert executions done by the CPU in place of the device (always 0 while misses are handled by
+    loading)."""
 
     requests: int
     active_rows: int
@@ -67,13 +69,14 @@ class EngineStats:
     slab_bytes: int
     peak_rss_bytes: int
     peak_device_bytes: int
+    disk: ReadStats
     cpu_share: float = 0.0
     drafts: DraftStats = DraftStats()
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and names, for `--json`."""
         result = asdict(self)
-        result["slots"] = self.slots._asdict()
+        result["slots"], result["disk"] = self.slots._asdict(), self.disk._asdict()
         for phase in ("prefill", "decode"):
             stats: PhaseStats = getattr(self, phase)
             result[phase] |= {"tok_s": stats.tok_s, "hit_rate": stats.cache.hit_rate}
@@ -140,7 +143,9 @@ class StatsRecorder:
             )
             self._phases[Phase.DECODE] = replace(decode, tokens=decode.tokens + accepted)
 
-    def snapshot(self, *, bank_bytes: int, slab_bytes: int, device: torch.device) -> EngineStats:
+    def snapshot(
+        self, *, bank_bytes: int, slab_bytes: int, disk: ReadStats, device: torch.device
+    ) -> EngineStats:
         """Everything so far."""
         with self._guard:
             decode = self._phases[Phase.DECODE]
@@ -153,6 +158,7 @@ class StatsRecorder:
                 slots=self._cache.counts(),
                 bank_bytes=bank_bytes,
                 slab_bytes=slab_bytes,
+                disk=disk,
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
                 drafts=self._drafts,

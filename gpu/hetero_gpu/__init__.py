@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from hetero_gpu.packed import PackedLayout
     from hetero_gpu.slab_cache import CacheStats, SlabCache
     from hetero_gpu.slabs import SlabPool
-    from hetero_gpu.transfer import Copier, Fence, HostCopier, Transfer
+    from hetero_gpu.transfer import Copier, Fence, HostCopier, Record, Transfer
 
 __all__ = [
     "CacheStats",
     "Copier",
     "Fence",
     "HostCopier",
+    "Record",
     "SlabCache",
     "SlabPool",
     "Transfer",
@@ -42,7 +43,7 @@ def make_copier(
     registration: Registration,
     record_bytes: int,
     packing: PackedLayout | None = None,
-) -> Copier:
+) -> Copier[torch.Tensor]:
     """The copier for `device`. `registration`: how CUDA may read the host bank, whose records it copies.
 
     `record_bytes`: of a record as the bank has it. `packing`: the layout of packed records; None: plain ones.

@@ -60,7 +60,7 @@ class CudaTransfer(Transfer):
         self._clock.add(begin, end)
 
 
-class CudaCopier(Copier):
+class CudaCopier(Copier[torch.Tensor]):
     """Copies on a stream of their own; `copy` says how bytes cross (directly, or through a staging ring)."""
 
     def __init__(self, device: torch.device, copy: CopyBytes = copy_directly) -> None:

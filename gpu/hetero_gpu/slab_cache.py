@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import astuple, dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hetero_gpu.slabs import SlabPool
-from hetero_gpu.transfer import Copier, Fence, Transfer
+from hetero_gpu.transfer import Copier, Fence, Record, Transfer
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
 from hetero_scheduler.slots import Scores
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclass
@@ -67,12 +70,13 @@ class SlabCache:
         slabs: SlabPool,
         machine: SlotMachine,
         eviction: EvictionPolicy,
-        copier: Copier,
-        record: Callable[[ExpertKey], torch.Tensor],
+        copier: Copier[R],
+        record: Callable[[ExpertKey], R],
     ) -> None:
         assert slabs.num_slabs == machine.num_slots, f"{slabs.num_slabs} slabs != {machine.num_slots} slots"
         self._slabs, self._machine, self._eviction = slabs, machine, eviction
-        self._copier, self._record = copier, record
+        self._copier: Copier[Any] = copier
+        self._record: Callable[[ExpertKey], Any] = record
         self._in_flight: dict[int, Transfer] = {}
         self._fetching: dict[ExpertKey, None] = {}  # in the order of their submission
         self._unproven: set[ExpertKey] = set()  # prefetched, and not required since
@@ -115,6 +119,10 @@ class SlabCache:
     def transfer(self, key: ExpertKey) -> Transfer:
         """The copy of a prefetch that was submitted just now."""
         return self._in_flight[self._machine.slot(key)]
+
+    def under_way(self, key: ExpertKey) -> Transfer | None:
+        """The copy that a resident or pending expert still waits for; None once somebody has waited."""
+        return self._in_flight.get(self._machine.slot(key))
 
     def by_arrival(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
         """Resident or pending `keys` in the order in which their copies were submitted, and so arrive."""
@@ -180,6 +188,9 @@ class SlabCache:
         """
         for key in [key for key in self._fetching if key.layer == layer]:
             self._land_or_drop(key, is_needed=key in needed or key in kept)
+            if key in self._fetching and key in needed:
+                self._in_flight[self._machine.slot(key)].hurry()
+        self._lose_failed(needed)
         answers = [self.lookup(key) for key in needed]
         self._stats.required += len(answers)
         self._stats.hits += answers.count(Lookup.HIT)
@@ -199,7 +210,10 @@ class SlabCache:
         `score`: who gives way, `[num_layers, num_experts]`, in place of the policy's word; see
         `SlotMachine.reserve`.
         """
-        return self._submit(key, SlotState.COMPUTE, protected, score)
+        if not self._submit(key, SlotState.COMPUTE, protected, score):
+            return False
+        self._in_flight[self._machine.slot(key)].hurry()
+        return True
 
     def prefetch(
         self, key: ExpertKey, *, protected: Collection[ExpertKey] = (), score: Scores | None = None
@@ -213,11 +227,18 @@ class SlabCache:
         return True
 
     def wait(self, key: ExpertKey) -> None:
-        """Make computation submitted from now on see the bytes of `key`."""
-        slot = self._machine.slot(key)
-        transfer = self._in_flight.pop(slot, None)
+        """Make computation submitted from now on see the bytes of `key`.
+
+        Raises what kept them from coming; the slot is then empty again.
+        """
+        transfer = self._in_flight.pop(self._machine.slot(key), None)
         if transfer is not None:
-            transfer.wait()
+            try:
+                transfer.wait()
+            except BaseException:
+                transfer.give_up()
+                self._lose(key)
+                raise
         if key in self._fetching:
             self._land(key)
 
@@ -270,11 +291,58 @@ class SlabCache:
         self._machine.release(key)
         self._machine.pin(key)
 
+    def unpin(self, key: ExpertKey) -> None:
+        """Let a resident expert be evicted again, pinned or not."""
+        self._machine.unpin(key)
+
     def close(self) -> None:
         """Wait for every copy and free what copies go through. Only queries may follow."""
         self._copier.close()
 
+    # ---- a pool that shrinks and grows
+
+    def shrink(self, num_slots: int, *, least: int) -> list[int]:
+        """Take up to `num_slots` slots out of service, empty ones first, then those that the policy would
+        evict first; every layer keeps `least` in service. Returns them: nobody reads their slabs."""
+        taken: list[int] = []
+        while len(taken) < num_slots:
+            slot = self._machine.spare(score=self._eviction.score, least=least)
+            if slot is None:
+                break
+            key = self._machine.key(slot)
+            if key is not None:
+                self._lose(key)
+                self._stats.evictions += 1
+            self._machine.retire(slot)
+            taken.append(slot)
+        return taken
+
+    def grow(self, num_slots: int) -> int:
+        """Bring up to `num_slots` slots back into service, empty. Returns how many."""
+        return self._machine.recall(num_slots)
+
     # ---- internals
+
+    def _lose(self, key: ExpertKey) -> None:
+        """The bytes of `key` did not come, or must go: its slot is empty, whatever state it was in."""
+        slot = self._machine.slot(key)
+        transfer = self._in_flight.pop(slot, None)
+        if transfer is not None:
+            transfer.give_up()
+        self._fetching.pop(key, None)
+        if self._machine.state(slot) is SlotState.USED:
+            self._machine.evict(key)
+        else:
+            self._machine.abort(slot, self._machine.tag(slot))
+        self._has_left(key)
+
+    def _lose_failed(self, keys: Collection[ExpertKey]) -> None:
+        """Those of `keys` whose copies failed in a pass that was given up are to be loaded anew."""
+        for key in keys:
+            if self.lookup(key) is Lookup.HIT:
+                transfer = self._in_flight.get(self._machine.slot(key))
+                if transfer is not None and transfer.is_over() and not transfer.is_done():
+                    self._lose(key)
 
     def _fence_all(self) -> dict[int, Fence]:
         """By slot: what the compute stream has been given until now."""
@@ -282,16 +350,13 @@ class SlabCache:
         return {} if fence is None else dict.fromkeys(range(self._machine.num_slots), fence)
 
     def _land_or_drop(self, key: ExpertKey, *, is_needed: bool) -> None:
-        slot = self._machine.slot(key)
-        if self._in_flight[slot].is_done():
+        transfer = self._in_flight[self._machine.slot(key)]
+        if transfer.is_done():
             self._land(key)
-        elif not is_needed:
-            # copies finish in order, so the slot can be given away while this one is still on the link
-            self._machine.abort(slot, self._machine.tag(slot))
-            self._fetching.pop(key, None)
-            del self._in_flight[slot]
+        elif not is_needed or transfer.is_over():
+            # copies into one slab keep their order, so it can be given away while this one is on its way
+            self._lose(key)
             self._stats.prefetches_dropped += 1
-            self._has_left(key)
 
     def _land(self, key: ExpertKey) -> None:
         slot = self._machine.slot(key)
@@ -305,13 +370,15 @@ class SlabCache:
         held = self._machine.reserve(key, state, score=score, protected=protected)
         if held is None:
             return False
+        before = self._in_flight.pop(held.slot, None)
+        if before is not None:  # of a pass that was given up
+            before.give_up()
         try:
             record = self._record(key)
             transfer = self._copier.submit(
                 record, self._slabs.slab(held.slot), after=self._last_read.pop(held.slot, None)
             )
         except BaseException:
-            self._in_flight.pop(held.slot, None)
             self._machine.abort(held.slot, held.tag)
             raise
         self._in_flight[held.slot] = transfer

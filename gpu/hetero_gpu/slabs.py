@@ -15,14 +15,29 @@ class SlabPool:
     address any expert as base + slab * record_bytes.
     """
 
-    def __init__(self, num_slabs: int, record_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slabs: int,
+        record_bytes: int,
+        device: torch.device,
+        *,
+        memory: torch.Tensor | None = None,
+    ) -> None:
+        """`memory`: uint8 `[num_slabs, record_bytes]` that somebody else owns; None: memory of its own."""
         self.num_slabs, self.record_bytes = num_slabs, record_bytes
-        self.memory = torch.empty((num_slabs, record_bytes), dtype=torch.uint8, device=device)
+        if memory is None:
+            memory = torch.empty((num_slabs, record_bytes), dtype=torch.uint8, device=device)
+        assert memory.shape == (num_slabs, record_bytes), f"slabs of {list(memory.shape)} bytes"
+        self.memory = memory
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
         return self.num_slabs * self.record_bytes
+
+    def close(self) -> None:
+        """Give the memory back. Nobody reads a slab after that."""
+        self.memory = self.memory.new_empty((0, self.record_bytes))
 
     def slab(self, slot: int) -> torch.Tensor:
         """Bytes of one slab. uint8 `[record_bytes]`, a view."""

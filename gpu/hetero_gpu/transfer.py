@@ -5,17 +5,29 @@
 
 Two orders must hold. A copy into a slab starts after the last computation that reads what the slab held, and
 a computation starts after the copy that it needs. Both are events between streams; the host waits for
-neither. Copies of one `Copier` finish in the order in which they were submitted, so a slab that is given away
-while its copy is in flight ends up with the later bytes.
+neither. Copies of one `Copier` over a link finish in the order in which they were submitted, so a slab that
+is given away while its copy is in flight ends up with the later bytes. Reads of a disk finish in any order
+(`wait_all` and `num_on_the_way` of the slab cache are not for them), but those into one slab keep theirs.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
+
+
+class Record(Protocol):
+    """One expert in the tier below: its bytes, or where they can be read."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a copy of it moves."""
+
+
+R = TypeVar("R", bound=Record, contravariant=True)
 
 
 class Transfer(ABC):
@@ -27,20 +39,33 @@ class Transfer(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Make computation submitted from now on wait for this copy."""
+        """Make computation submitted from now on wait for this copy. Raises when its bytes cannot come: the
+        slab then holds nothing."""
+
+    def is_over(self) -> bool:
+        """Whether it is done, or will never be. Never blocks."""
+        return self.is_done()
+
+    def hurry(self) -> None:  # noqa: B027 (copies that keep their order cannot)
+        """Computation will wait for this one next: let it go first, where copies can choose."""
+
+    def give_up(self) -> None:  # noqa: B027 (where copies keep their order, it does no harm)
+        """Nobody waits for this one any more, and its slab may be given to another."""
 
 
 class Fence(Protocol):
     """A point in the compute stream; a copy can be told to start after it."""
 
 
-class Copier(ABC):
-    """Submits copies in order, on a stream of its own where the device has one."""
+class Copier(ABC, Generic[R]):
+    """Submits copies in order, on a stream of its own where the device has one.
+
+    R: what a record is in the tier below. In host memory it is a tensor, uint8, as the bank has it.
+    """
 
     @abstractmethod
-    def submit(self, source: torch.Tensor, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        """Bring the record `source` (host uint8, as the bank has it) into `slab` (device uint8
-        `[record_bytes]`) once `after` has passed."""
+    def submit(self, source: R, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        """Bring the record `source` into `slab` (uint8 `[record_bytes]`) once `after` has passed."""
 
     @abstractmethod
     def fence(self) -> Fence | None:
@@ -67,7 +92,7 @@ class _Arrived(Transfer):
         return
 
 
-class HostCopier(Copier):
+class HostCopier(Copier[torch.Tensor]):
     """Device `cpu`: a slab is ordinary memory, so the copy is done when `submit` returns."""
 
     def __init__(self) -> None:

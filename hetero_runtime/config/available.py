@@ -12,7 +12,6 @@ from hetero_runtime.errors import ConfigError
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "preset": ("lru", "seqmoe", "psr", "auto"),
     "device": ("auto", "cuda", "cpu"),
-    "memory.backing": ("ram",),
     "prediction.predictor": ("none", "frequency", "mamba2", "pregate"),
     "eviction.policy": ("lru", "lfu", "lfru", "belady", "logical"),
     "misses.handler": ("load",),

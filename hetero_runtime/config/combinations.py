@@ -23,6 +23,7 @@ def acts_on_forecasts(config: Config | ResolvedConfig) -> bool:
 def check_combinations(config: Config, source: str) -> None:
     """Raise ConfigError, naming the keys, their values and the fix."""
     _check_memory(config, source)
+    _check_backing(config, source)
     _check_forecasts(config, source)
     _check_mode(config, source)
     _check_speculation(config, source)
@@ -41,6 +42,28 @@ def _check_memory(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: memory.slabs={memory.slabs} and memory.residency={memory.residency} are both given; "
             f"they say the same thing, keep one"
+        )
+
+
+def _check_backing(config: Config, source: str) -> None:
+    memory = config.memory
+    if memory.backing == "ram" and memory.expert_file == "auto":
+        return
+    if memory.backing in ("ram", "swap") and memory.expert_file != "auto":
+        raise ConfigError(
+            f"{source}: memory.expert_file: {memory.expert_file} names a file, and memory.backing: "
+            f"{memory.backing} reads none; write memory.backing: direct, or leave memory.expert_file out"
+        )
+    if config.execution.mode == "graph":
+        raise ConfigError(
+            f"{source}: memory.backing: {memory.backing} with execution.mode: graph is not in this version: "
+            "the captured step reads records where they lie in host memory, so all must stay there; write "
+            "execution.mode: eager, or memory.backing: ram"
+        )
+    if memory.packed is True:
+        raise ConfigError(
+            f"{source}: memory.packed: true is for experts that all lie in host memory, and memory.backing "
+            f"is {memory.backing}; write memory.packed: auto, or memory.backing: ram"
         )
 
 

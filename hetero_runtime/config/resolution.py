@@ -25,7 +25,7 @@ from hetero_runtime.plan.budget import make_budgets
 from hetero_runtime.plan.demand import Demand, drafted_tokens
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
-from hetero_runtime.plan.slabs import choose_slabs
+from hetero_runtime.plan.slabs import choose_host_slabs, choose_slabs
 
 
 def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedConfig:
@@ -47,6 +47,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         threads=_threads(config, hardware),
         is_prefetched_in_graph=config.prediction.predictor == "pregate",
         num_drafted=drafted_tokens(config),
+        backing=config.memory.backing,
     )
     memory = _memory(config.memory, hardware, geometry, demand=demand)
     return ResolvedConfig(
@@ -132,6 +133,8 @@ def _pinned_prefix(memory: MemoryConfig, geometry: Geometry) -> int:
 def _is_packed(memory: MemoryConfig, device: Literal["cuda", "cpu"], geometry: Geometry) -> bool:
     """`auto` packs wherever it can: a device that decodes, and records that get smaller."""
     if memory.packed is not True:
+        if memory.backing != "ram":
+            return False
         return memory.packed == "auto" and device == "cuda" and geometry.packed_record_bytes is not None
     if device == "cpu":
         reason = "a CUDA device decodes packed experts, and device is cpu"
@@ -155,6 +158,8 @@ def _memory(
         pool=memory.pool,
         pinned_prefix=demand.pinned_prefix,
         backing=memory.backing,
+        expert_file=memory.expert_file,
+        host_slabs=choose_host_slabs(memory, geometry, demand, budgets),
         packed=demand.is_packed,
     )
 

@@ -59,7 +59,16 @@ class MemoryConfig:
     pinned_prefix: Count | Literal["all", "auto"] = "auto"
     """First MoE layers whose experts all stay on the device, outside the slab cache."""
     backing: Backing = "ram"
-    """Where the host bank lives."""
+    """Where routed experts live, below the slabs. ram: all of them in host memory. direct: in an expert file,
+    read around the page cache; host memory holds as many as `host` allows. mmap: in an expert file, read
+    through the page cache (a disk that fails under a mapping ends the process). swap: in host memory that the
+    system may swap out. The last three in eager mode."""
+    expert_file: str = "auto"
+    """What `hetero-runtime pack` wrote, for backing direct and mmap. auto: the file beside the model's
+    folder, FOLDER.experts.safetensors."""
+    host_slabs: Count | Auto = "auto"
+    """Experts that host memory holds on their way from where they live to a device with memory of its own.
+    auto: as many as fit above a disk; a token's top-k where the system itself keeps what it can."""
     packed: bool | Auto = "auto"
     """Keep bf16 experts at twelve bits an element in the host bank, every bit of them preserved: a quarter
     less memory, a quarter fewer bytes to move. auto: where a CUDA device decodes them."""
@@ -231,6 +240,10 @@ class ResolvedMemory:
     pinned_prefix: int
     """First MoE layers whose experts all stay on the device."""
     backing: Backing
+    expert_file: str
+    """Path of the expert file, for backing direct and mmap; else auto."""
+    host_slabs: int
+    """Experts that host memory holds, where they live below it and the device has memory of its own."""
     packed: bool
     """Whether the bank is packed after loading; weights that do not fit the packed form stay plain."""
 

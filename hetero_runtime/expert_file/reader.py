@@ -80,6 +80,10 @@ class ExpertFile:
         """
         self._stored.read(self.position(key), into, is_checked=is_checked)
 
+    def check(self, key: ExpertKey, record: Bytes) -> None:
+        """Raise CheckpointError when `record`, read without a check, is not what was written for `key`."""
+        self._stored.check(self.position(key), record)
+
     def errors(self) -> list[float] | None:
         """Of each layer, the root mean square error that its weights were written with over that of the
         weights; None where they were written as they came."""

@@ -108,7 +108,13 @@ class StoredRecords:
                     f"truncated since it was opened; {PACK_AGAIN}"
                 )
             done += num_read
-        if is_checked and self.checksums[position] != checksum(into, self.squares[position]):
+        if is_checked:
+            self.check(position, into)
+
+    def check(self, position: int, record: Bytes) -> None:
+        """Raise CheckpointError when `record` is not what was written at `position`."""
+        if self.checksums[position] != checksum(record, self.squares[position]):
+            offset = self._records.offset + position * self.record_bytes
             raise CheckpointError(
                 f"{self._file.path}: record {position}, at byte {offset}, is damaged: its checksum is wrong; "
                 f"check the disk, then {PACK_AGAIN}"

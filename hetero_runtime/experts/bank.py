@@ -24,8 +24,11 @@ HUGE_PAGE_BYTES = 2 << 20
 class HostBank:
     """`num_bytes` of host memory, addressed as one uint8 tensor; registered with CUDA on request."""
 
-    def __init__(self, num_bytes: int) -> None:
-        """Reserve the bank. Raises DeviceError when the kernel refuses that much address space."""
+    def __init__(self, num_bytes: int, *, has_huge_pages: bool = True) -> None:
+        """Reserve the bank. Raises DeviceError when the kernel refuses that much address space.
+
+        `has_huge_pages`: False for memory that the system swaps, or gets back, a record at a time.
+        """
         assert num_bytes > 0, f"a bank of {num_bytes} bytes"
         self.num_bytes = num_bytes
         self.registration: Registration | None = None
@@ -37,7 +40,7 @@ class HostBank:
                 f"or raise the limit of the process (ulimit -v, vm.overcommit_memory)"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            _advise_huge_pages(mapping)
+            _advise(mapping, mmap.MADV_HUGEPAGE if has_huge_pages else mmap.MADV_NOHUGEPAGE)
         self._mapping = mapping
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
         self._start = -whole.data_ptr() % HUGE_PAGE_BYTES
@@ -58,6 +61,16 @@ class HostBank:
         if rest > 0:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, rest)
         self.num_bytes, self._bytes = num_bytes, self.bytes[:num_bytes]
+
+    def will_need(self, begin: int, num_bytes: int) -> None:
+        """Tell the kernel that these bytes, whole pages, are read next: what was swapped out comes back."""
+        self._mapping.madvise(mmap.MADV_WILLNEED, self._start + begin, num_bytes)
+
+    def discard(self, begin: int, num_bytes: int) -> None:
+        """Give whole pages back to the system, at once; they read as zeros until they are written again."""
+        assert self.registration is None, "CUDA holds the pages of a registered bank"
+        assert begin % mmap.PAGESIZE == num_bytes % mmap.PAGESIZE == 0, f"{num_bytes} bytes at {begin}"
+        self._mapping.madvise(mmap.MADV_DONTNEED, self._start + begin, num_bytes)
 
     def register(self, *, chunk_bytes: int) -> Registration:
         """Register the filled bank with CUDA, `chunk_bytes` (a multiple of a record) at a time."""
@@ -81,10 +94,10 @@ class HostBank:
             self._bytes = None
 
 
-def _advise_huge_pages(mapping: mmap.mmap) -> None:
-    """Ask for huge pages. A kernel built without them says EINVAL: then the bank has small pages."""
+def _advise(mapping: mmap.mmap, advice: int) -> None:
+    """Ask for huge pages, or for none. A kernel built without them says EINVAL: then all are small."""
     try:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapping.madvise(advice)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

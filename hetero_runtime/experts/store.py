@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
@@ -18,15 +18,16 @@ from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import unpack_reference
 from hetero_runtime.config.tree import ExpertsFormat
 from hetero_runtime.experts.bank import HostBank
+from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.extent_reader import ReadPath
 from hetero_runtime.experts.filling import make_filling
-from hetero_runtime.experts.formats import WeightForm, materialize
 from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.quantize import make_quantizer
-from hetero_runtime.experts.record import RecordLayout
 from hetero_runtime.experts.sources import ExpertsModule, plan_experts
 from hetero_runtime.experts.table import RecordTable
 from hetero_runtime.no_room import no_room_for
+from hetero_runtime.tiers.base import RecordSource
+from hetero_runtime.tiers.sources import BankPages, PagedRecords
 from hetero_scheduler.keys import ExpertKey
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ REGISTER_BYTES = 1 << 30
 """About how much is registered with CUDA in one call; rounded to whole records."""
 
 
+BankForm = Literal["plain", "packed", "swappable"]
+"""plain: as slabs have records. packed: see `packing`. swappable: plain, in small pages, and read one record
+at a time, so that the system can swap out what is not read."""
+
+
 class Progress(Protocol):
     """Called on the loading thread after every extent."""
 
@@ -45,36 +51,24 @@ class Progress(Protocol):
         """`bytes_total` is the same in every call."""
 
 
-class ExpertStore:
-    """All routed experts in host memory. Records never change, so any number of threads may read them.
-
-    `packing`: how the bank has its records; None: plain, as `layout` says. `errors`: root mean square error
-    of each layer's weights over that of the weights; None where they are those of the checkpoint.
-    """
+class BankStore(ExpertStore):
+    """All routed experts in host memory, in the order of their keys."""
 
     def __init__(
         self,
         table: RecordTable,
         bank: HostBank,
-        packing: PackedLayout | None = None,
         *,
+        source: RecordSource | None = None,
+        packing: PackedLayout | None = None,
         errors: list[float] | None = None,
     ) -> None:
-        self._table, self._bank = table, bank
-        self.packing, self.errors = packing, errors
-        self.layout: RecordLayout = table.layout
-        self.forms: dict[str, WeightForm] = table.forms
-        self.num_layers, self.num_experts = table.num_layers, table.num_experts
+        super().__init__(table, source=source, packing=packing, errors=errors)
+        self._bank = bank
 
     @property
     def bank_bytes(self) -> int:
-        """Bytes of host memory that the records take."""
         return self._bank.num_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that one record takes in the bank."""
-        return self.layout.record_bytes if self.packing is None else self.packing.packed_bytes
 
     @property
     def is_registered(self) -> bool:
@@ -88,7 +82,7 @@ class ExpertStore:
 
     def record(self, key: ExpertKey) -> torch.Tensor:
         """One expert as the bank has it: uint8 `[stored_bytes]`, a view."""
-        start = self._table.row(key) * self.stored_bytes
+        start = self.table.row(key) * self.stored_bytes
         return self._bank.bytes[start : start + self.stored_bytes]
 
     def plain_record(self, key: ExpertKey) -> torch.Tensor:
@@ -96,10 +90,6 @@ class ExpertStore:
         if self.packing is None:
             return self.record(key)
         return torch.from_numpy(unpack_reference(self.record(key).numpy(), self.packing))
-
-    def materialize(self, record: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Parameters of the expert whose plain record this is (`plain_record` or a slab), in `dtype`."""
-        return materialize(self.layout.view(record), self.forms, dtype)
 
     def register(self) -> Registration:
         """Register the bank with CUDA; the answer says what the machine allowed."""
@@ -117,26 +107,30 @@ def load_store(
     threads: int,
     progress: Progress | None = None,
     read_path: ReadPath | None = None,
-    is_packed: bool = False,
+    form: BankForm = "plain",
     experts: ExpertsFormat = "checkpoint",
-) -> ExpertStore:
+) -> BankStore:
     """Read all routed experts (see `hf.conversion.split_checkpoint`) with `threads` threads.
 
-    `read_path`: None measures and chooses. `is_packed`: pack the records if they can be; if not, the log
-    says so. `experts`: the format of the records. One expert is compared with what transformers' own
-    operations make of it. Raises CheckpointError (bad checkpoint, failing read), ConfigError (experts that
-    cannot be written so) or DeviceError (no room), and then leaves nothing behind.
+    `read_path`: None measures and chooses. `form`: how they lie in memory; what cannot be packed stays plain,
+    and the log says so. `experts`: the format of the records. One expert is compared with what transformers'
+    own operations make of it. Raises CheckpointError (bad checkpoint, failing read), ConfigError (experts
+    that cannot be written so) or DeviceError (no room), and then leaves nothing behind.
     """
     plan = plan_experts(modules)
     filling = make_filling(plan, make_quantizer(plan, experts), read_path)
-    packing = packing_of(filling.table.layout) if is_packed else None
-    bank = HostBank(filling.table.num_bytes)
+    table = filling.table
+    packing = packing_of(table.layout) if form == "packed" else None
+    bank = HostBank(table.num_bytes, has_huge_pages=form != "swappable")
+    source = None
+    if form == "swappable":
+        source = PagedRecords(BankPages(bank), table.layout.record_bytes, table.row)
     work = _Work(progress, filling.read_bytes, bank.num_bytes if packing is not None else 0)
     try:
         filling.fill(bank, threads=threads, read=work.read)
         if packing is not None and not _is_packed(bank, packing, threads=threads, work=work):
             packing = None
-        store = ExpertStore(filling.table, bank, packing, errors=filling.errors)
+        store = BankStore(table, bank, source=source, packing=packing, errors=filling.errors)
         filling.check(store.plain_record)
     except BaseException:
         bank.close()

@@ -1,25 +1,43 @@
-"""What the link to the slabs can do while layers run."""
+"""What the way into the slabs can do while layers run."""
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from hetero_gpu import Copier
+from hetero_scheduler import ExpertKey
 
 _NUM_TIMED = 4
 
 
-class Link(NamedTuple):
-    """`overlaps`: whether copies run while layers compute. `copy_s`: seconds that one expert takes."""
+class Link(Protocol):
+    """The way into the slabs, however many hops it has."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether copies run while layers compute."""
+
+    def copy_s(self, key: ExpertKey) -> float | None:
+        """Seconds that the copy of `key` takes from where it lies now; None while that is not known."""
+
+
+@dataclass(frozen=True)
+class SteadyLink:
+    """A link on which every copy takes `seconds`."""
 
     overlaps: bool
-    copy_s: float
+    seconds: float
+
+    def copy_s(self, key: ExpertKey) -> float | None:
+        """See Link."""
+        return self.seconds
 
 
-def measure_link(copier: Copier, record: torch.Tensor, slab: torch.Tensor) -> Link:
+def measure_link(copier: Copier[torch.Tensor], record: torch.Tensor, slab: torch.Tensor) -> SteadyLink:
     """Time copies of `record` into `slab`, whose bytes nobody needs yet.
 
     On device cpu a copy is done when it is submitted, by the thread that would compute meanwhile: it overlaps
@@ -31,4 +49,4 @@ def measure_link(copier: Copier, record: torch.Tensor, slab: torch.Tensor) -> Li
     for _ in range(_NUM_TIMED):
         copier.submit(record, slab, after=None)
     copier.synchronize()
-    return Link(overlaps=slab.device.type != "cpu", copy_s=(time.monotonic() - began) / _NUM_TIMED)
+    return SteadyLink(overlaps=slab.device.type != "cpu", seconds=(time.monotonic() - began) / _NUM_TIMED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from typing import NamedTuple
 
 from hetero_gpu import SlabCache, Transfer
@@ -13,12 +13,14 @@ from hetero_scheduler.prefetch import Task
 from hetero_scheduler.prefetch.steering import Steering
 
 MOST_UNDER_WAY = 16
-"""Copies finish in order, so what a layer turns out to miss waits behind all that are under way."""
+"""What a layer turns out to miss waits behind all copies that are under way, on a link or at a disk."""
 
 
 class _UnderWay(NamedTuple):
     task: Task
     transfer: Transfer
+    copy_s: float
+    """Seconds of the link's time; infinite while that is not known."""
 
 
 class Prefetcher:
@@ -31,7 +33,7 @@ class Prefetcher:
     def __init__(self, cache: SlabCache, steering: Steering, *, link: Link, pace: Pace, top_k: int) -> None:
         self._cache, self._steering = cache, steering
         self._link, self._pace, self._top_k = link, pace, top_k
-        self._under_way: deque[_UnderWay] = deque()
+        self._under_way: list[_UnderWay] = []
 
     def fill(self, pos: int, running: list[ExpertKey]) -> None:
         """Submit what the link has room for. `pos`: of the layer that runs; `running`: its experts, all
@@ -39,7 +41,7 @@ class Prefetcher:
         if self._steering.schedule is None:
             return
         self._land()
-        while len(self._under_way) < self._room():
+        while self._has_room():
             task = self._steering.next(
                 pos,
                 is_present=self._cache.present(),
@@ -47,17 +49,24 @@ class Prefetcher:
             )
             if task is None:
                 return
+            copy_s = self._link.copy_s(task.key)
             if self._cache.prefetch(task.key, protected=running):
-                self._under_way.append(_UnderWay(task, self._cache.transfer(task.key)))
+                transfer = self._cache.transfer(task.key)
+                self._under_way.append(_UnderWay(task, transfer, math.inf if copy_s is None else copy_s))
 
-    def _room(self) -> int:
+    def _has_room(self) -> bool:
+        """Whether one more, if it takes what the last one takes, ends before the layer does."""
+        if not self._under_way:
+            return True
         left_s = self._pace.left_s(self._cache.stall_s())
-        return 1 if left_s is None else max(1, min(MOST_UNDER_WAY, int(left_s / self._link.copy_s)))
+        if left_s is None or len(self._under_way) == MOST_UNDER_WAY:
+            return False
+        return sum(copy.copy_s for copy in self._under_way) + self._under_way[-1].copy_s <= left_s
 
     def _land(self) -> None:
-        """Tell the schedule of copies that have arrived, of those given up meanwhile too: they were moved."""
+        """Tell the schedule of copies that have arrived, of those given up too if they were moved."""
         schedule = self._steering.schedule
-        while self._under_way and self._under_way[0].transfer.is_done():
-            task = self._under_way.popleft().task
-            if schedule is not None and self._pace.layer_s:
-                schedule.landed(task, self._link.copy_s / self._pace.layer_s)
+        for task, transfer, copy_s in self._under_way:
+            if transfer.is_done() and schedule is not None and self._pace.layer_s and copy_s < math.inf:
+                schedule.landed(task, copy_s / self._pace.layer_s)
+        self._under_way = [copy for copy in self._under_way if not copy.transfer.is_over()]

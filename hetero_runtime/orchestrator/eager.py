@@ -24,6 +24,7 @@ from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_runtime.tiers.governor import Governor
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, Popularity
 
 
@@ -33,6 +34,7 @@ class EagerOrchestrator(Orchestrator):
     `mlps`: one a MoE layer. `materialize`: a record's bytes (uint8 `[record_bytes]`) to parameters.
     `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `ahead`:
     what follows from forecasts, or from a routing policy's insertions; None where there are neither.
+    `governor`: gives slabs back where memory may run short; None where nobody does.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class EagerOrchestrator(Orchestrator):
         eviction: EvictionPolicy,
         is_fetching_ahead: bool,
         ahead: Ahead | None = None,
+        governor: Governor | None = None,
     ) -> None:
         self._cache, self._mlps, self._materialize = cache, mlps, materialize
         self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
-        self._ahead = ahead
+        self._ahead, self._governor = ahead, governor
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = Popularity(self._num_layers, self._num_experts)
         self._phase = Phase.DECODE
@@ -68,6 +71,8 @@ class EagerOrchestrator(Orchestrator):
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         self._checkpoint()
+        if self._governor is not None:
+            self._governor.look()
         chosen = top_k_index.cpu().numpy()
         if self._ahead is not None:
             self._ahead.layer_begins(chosen)

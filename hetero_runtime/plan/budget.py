@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from hetero_runtime.config.tree import Device, MemoryConfig
 from hetero_runtime.plan.demand import PHASES, TIERS, Phase, Row, Tier
 from hetero_runtime.plan.hardware import Hardware
 
+NO_LIMIT = sys.maxsize
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
 _RESERVE_MOST = 2 << 30
@@ -36,15 +38,17 @@ class Budgets:
     device: int
     host: int
     is_shared: bool
+    disk: int = NO_LIMIT
+    """Free swap, for experts that may be swapped out. What lies in a file is there already."""
 
     def limit(self, tier: Tier) -> int:
         """Bytes allowed on `tier`."""
-        return self.device if tier == "device" else self.host
+        return {"device": self.device, "host": self.host, "disk": self.disk}[tier]
 
     def counted(self, rows: Iterable[Row], tier: Tier) -> list[Row]:
         """Those of `rows` that count against `tier`."""
-        counts_all = self.is_shared and tier == "host"
-        return [row for row in rows if counts_all or row.tier == tier]
+        counts_device = self.is_shared and tier == "host"
+        return [row for row in rows if row.tier == tier or (counts_device and row.tier == "device")]
 
     def used(self, rows: Iterable[Row], tier: Tier, phase: Phase) -> int:
         """Bytes of `rows` that count against `tier` in `phase`."""
@@ -61,7 +65,7 @@ class Budgets:
 
     def room(self, rows: Sequence[Row]) -> int:
         """Bytes that are left in every phase for one more row on the device; negative: too many already."""
-        tiers = TIERS if self.is_shared else ("device",)
+        tiers: tuple[Tier, ...] = ("device", "host") if self.is_shared else ("device",)
         return min(self.limit(tier) - self.used(rows, tier, phase) for tier in tiers for phase in PHASES)
 
 

@@ -47,6 +47,12 @@ def usable_cpus(limits: CgroupLimits, affinity: int) -> int:
     return affinity if limits.cpus is None else max(1, min(affinity, math.floor(limits.cpus)))
 
 
+def memory_pressure_files(root: Path = Path("/")) -> list[Path]:
+    """Where the kernel tells how long tasks waited for memory: of this process's own group first."""
+    groups = [folder / "memory.pressure" for version, folder in _groups(root) if version == 2]
+    return [*groups[:1], root / "proc/pressure/memory"]
+
+
 def _groups(root: Path) -> Iterator[tuple[int, Path]]:
     """(version, folder) of this process's groups and of all their ancestors that exist."""
     mount = root / "sys/fs/cgroup"

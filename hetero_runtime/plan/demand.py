@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero_gpu.packed.layout import RING_BUFFERS
-from hetero_runtime.config.tree import Config, Device, Dtype, Mode, ResolvedConfig
+from hetero_runtime.config.tree import Backing, Config, Device, Dtype, Mode, ResolvedConfig
 from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.reads import EXTENT_BYTES
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 
-Tier = Literal["device", "host"]
-TIERS: tuple[Tier, ...] = ("device", "host")
+Tier = Literal["device", "host", "disk"]
+TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 Phase = Literal["load", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("load", "prefill", "decode")
 
@@ -87,6 +87,10 @@ class Demand:
     """The captured step prefetches, and packed experts come in a second way."""
     num_drafted: int = 0
     """Most tokens of a draft: one pass of a row checks them all, and the token before them."""
+    backing: Backing = "ram"
+    """Where routed experts live."""
+    host_slabs: int = 0
+    """Experts that host memory holds, where they live below it."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -102,6 +106,8 @@ class Demand:
             threads=config.cpu.threads,
             is_prefetched_in_graph=config.prediction.predictor == "pregate",
             num_drafted=drafted_tokens(config),
+            backing=config.memory.backing,
+            host_slabs=config.memory.host_slabs,
         )
 
 
@@ -126,6 +132,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
     host = [
         _bank_row(geometry, demand),
         _quantizing_row(geometry, demand),
+        _host_slab_row(geometry, demand),
         _staging_row(geometry, demand),
         _predictor_row(geometry),
         _calibration_row(geometry),
@@ -210,7 +217,11 @@ def _drafter_row(geometry: Geometry, demand: Demand) -> Row:
 
 
 def _bank_row(geometry: Geometry, demand: Demand) -> Row:
-    """A packed bank is loaded plain, then packed in place."""
+    """A packed bank is loaded plain, then packed in place. Experts below host memory take none of it."""
+    if demand.backing != "ram":
+        name = "swapped experts" if demand.backing == "swap" else "expert file"
+        note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
+        return Row.constant(name, "disk", geometry.bank_bytes, note)
     kept = geometry.num_routed_experts * stored_record_bytes(geometry, is_packed=demand.is_packed)
     note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
     note += ", packed once they are loaded" if demand.is_packed else ""
@@ -221,8 +232,15 @@ def _quantizing_row(geometry: Geometry, demand: Demand) -> Row:
     """Plain records in the making of others: as read, as arranged, and an extent on its way."""
     each = 2 * geometry.source_record_bytes + EXTENT_BYTES
     workers = WORKERS_A_THREAD * demand.threads
-    num_bytes = workers * each if geometry.source_record_bytes else 0
+    is_made_here = geometry.source_record_bytes and demand.backing in ("ram", "swap")
+    num_bytes = workers * each if is_made_here else 0
     return Row("quantising", "host", num_bytes, 0, 0, f"{workers} experts in the making")
+
+
+def _host_slab_row(geometry: Geometry, demand: Demand) -> Row:
+    num_bytes = demand.host_slabs * geometry.record_bytes
+    note = f"{demand.host_slabs} of {geometry.num_routed_experts} experts"
+    return Row.constant("host slabs", "host", num_bytes, note)
 
 
 def _staging_row(geometry: Geometry, demand: Demand) -> Row:

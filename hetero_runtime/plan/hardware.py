@@ -30,6 +30,8 @@ class Hardware:
     gpu: Gpu | None = None
     no_gpu_reason: str = ""
     """Why `gpu` is None."""
+    swap_free_bytes: int = 0
+    """Swap that is not taken yet."""
 
 
 def detect(device: str = "auto", *, root: Path = Path("/")) -> Hardware:
@@ -46,6 +48,7 @@ def detect(device: str = "auto", *, root: Path = Path("/")) -> Hardware:
         usable_cores=usable_cpus(limits, affinity),
         gpu=gpu if isinstance(gpu, Gpu) else None,
         no_gpu_reason=gpu if isinstance(gpu, str) else "",
+        swap_free_bytes=psutil.swap_memory().free,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetero_runtime.config.tree import ResolvedConfig
 from hetero_runtime.errors import BudgetError
-from hetero_runtime.plan.budget import Budgets
+from hetero_runtime.plan.budget import NO_LIMIT, Budgets
 from hetero_runtime.plan.demand import Demand, Phase, Row, Tier, fixed_rows, stored_record_bytes
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
@@ -30,7 +30,7 @@ class MemoryPlan:
 
     @property
     def bank_bytes(self) -> int:
-        """Bytes of the host bank, once it is loaded."""
+        """Bytes of all routed experts where they live, once they are loaded."""
         record = stored_record_bytes(self.geometry, is_packed=self.config.memory.packed)
         return self.geometry.num_routed_experts * record
 
@@ -45,7 +45,13 @@ def make_plan(geometry: Geometry, config: ResolvedConfig, hardware: Hardware) ->
 
     Pure, and allocates nothing. Raises BudgetError with the numbers and the smallest change that fits.
     """
-    budgets = Budgets(config.memory.gpu, config.memory.host, is_shared=config.device == "cpu")
+    is_swapped = config.memory.backing == "swap"
+    budgets = Budgets(
+        config.memory.gpu,
+        config.memory.host,
+        is_shared=config.device == "cpu",
+        disk=hardware.swap_free_bytes if is_swapped else NO_LIMIT,
+    )
     rows = (*fixed_rows(geometry, Demand.of(config)), slab_row(geometry, config.memory.slabs))
     if budgets.shortages(rows):
         raise BudgetError(explain(geometry, config, hardware, budgets=budgets, rows=rows))

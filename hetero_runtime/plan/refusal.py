@@ -51,12 +51,14 @@ def explain(
 def _by_tier(shortages: Sequence[Shortage], budgets: Budgets) -> list[list[Shortage]]:
     """Shortages of each tier that has any. Where one memory is both, the same lack is told once."""
     groups = [[s for s in shortages if s.tier == tier] for tier in TIERS]
-    if budgets.is_shared and groups[1]:
-        groups = groups[1:]
+    if budgets.is_shared and groups[TIERS.index("host")]:
+        groups.pop(TIERS.index("device"))
     return [group for group in groups if group]
 
 
 def _memory(tier: Tier, config: ResolvedConfig) -> str:
+    if tier == "disk":
+        return "free swap (swapon)"
     return "GPU memory" if tier == "device" and config.device == "cuda" else "host RAM"
 
 
@@ -125,6 +127,8 @@ def _larger_budgets(worst: Sequence[Shortage], hardware: Hardware, config: Resol
     """Raising `memory.gpu` or `memory.host`, where that stays within what `auto` would allow."""
     settings = []
     for shortage in worst:
+        if shortage.tier == "disk":
+            return
         gpu = hardware.gpu if shortage.tier == "device" and config.device == "cuda" else None
         free, total = (
             (gpu.free_bytes, gpu.total_bytes)

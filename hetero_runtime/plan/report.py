@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetero_runtime.config.sizes import format_size
+from hetero_runtime.plan.budget import NO_LIMIT
 from hetero_runtime.plan.demand import PHASES, TIERS, Row, Tier
 from hetero_runtime.plan.geometry import ITEMSIZE
 from hetero_runtime.plan.planner import MemoryPlan
@@ -22,14 +23,21 @@ def render_plan(plan: MemoryPlan) -> RenderableType:
         table.add_column(phase, justify="right")
     table.add_column("")
     for tier in TIERS:
-        table.add_section()
-        table.add_row(f"[bold]{_tier_title(plan, tier)}[/]")
-        for row in plan.rows:
-            if row.tier == tier:
-                table.add_row(f"  {row.name}", *_cells(row), f"[dim]{row.note}[/]")
-        used = [format_size(plan.used_bytes(tier, phase)) for phase in PHASES]
-        table.add_row("  [bold]in all[/]", *used, f"of {format_size(plan.budgets.limit(tier))} allowed")
+        if tier != "disk" or any(row.tier == tier for row in plan.rows):
+            _add_tier(table, plan, tier)
     return Group(Text(_model_line(plan)), Text(_machine_line(plan)), table, *_notes(plan))
+
+
+def _add_tier(table: Table, plan: MemoryPlan, tier: Tier) -> None:
+    table.add_section()
+    table.add_row(f"[bold]{_tier_title(plan, tier)}[/]")
+    for row in plan.rows:
+        if row.tier == tier:
+            table.add_row(f"  {row.name}", *_cells(row), f"[dim]{row.note}[/]")
+    used = [format_size(plan.used_bytes(tier, phase)) for phase in PHASES]
+    limit = plan.budgets.limit(tier)
+    note = "is there already" if limit == NO_LIMIT else f"of {format_size(limit)} allowed"
+    table.add_row("  [bold]in all[/]", *used, note)
 
 
 def to_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -48,7 +56,9 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
         },
         "device": plan.config.device,
         "dtype": plan.config.model.dtype,
+        "backing": plan.config.memory.backing,
         "slabs": plan.config.memory.slabs,
+        "host_slabs": plan.config.memory.host_slabs,
         "residency": plan.residency,
         "bank_bytes": plan.bank_bytes,
         "is_packed": plan.config.memory.packed,
@@ -57,7 +67,9 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
             for row in plan.rows
         ],
         "used_bytes": {tier: {phase: plan.used_bytes(tier, phase) for phase in PHASES} for tier in TIERS},
-        "allowed_bytes": {tier: plan.budgets.limit(tier) for tier in TIERS},
+        "allowed_bytes": {
+            tier: plan.budgets.limit(tier) for tier in TIERS if plan.budgets.limit(tier) < NO_LIMIT
+        },
         "ram_total_bytes": plan.hardware.ram_total_bytes,
         "ram_available_bytes": plan.hardware.ram_available_bytes,
         "gpu_total_bytes": plan.hardware.gpu.total_bytes if plan.hardware.gpu else 0,
@@ -69,6 +81,8 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
 def _tier_title(plan: MemoryPlan, tier: Tier) -> str:
     if tier == "device":
         return "device: cpu" if plan.budgets.is_shared else f"device ({plan.config.device})"
+    if tier == "disk":
+        return "swap" if plan.config.memory.backing == "swap" else "disk"
     return "host + device" if plan.budgets.is_shared else "host"
 
 

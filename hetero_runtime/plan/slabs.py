@@ -8,7 +8,7 @@ from hetero_runtime.config.sizes import format_size
 from hetero_runtime.config.tree import MemoryConfig, Pool
 from hetero_runtime.errors import BudgetError, ConfigError
 from hetero_runtime.plan.budget import Budgets
-from hetero_runtime.plan.demand import Demand, Row, fixed_rows
+from hetero_runtime.plan.demand import PHASES, Demand, Row, fixed_rows
 from hetero_runtime.plan.geometry import Geometry
 
 
@@ -46,6 +46,25 @@ def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budge
         return max(least, fit_slabs(geometry, demand, budgets, memory.pool))
     _check_count(memory.slabs, memory.pool, geometry, demand.pinned_prefix)
     return memory.slabs
+
+
+def choose_host_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budgets: Budgets) -> int:
+    """The number of host slabs that `memory.host_slabs` means; 0 where the device's slabs, or the bank, are
+    in host memory already. Raises ConfigError for a number that cannot be."""
+    has_any = demand.backing != "ram" and demand.device != "cpu"
+    least, most = (geometry.top_k, geometry.num_routed_experts) if has_any else (0, 0)
+    if memory.host_slabs != "auto":
+        if least <= memory.host_slabs <= most:
+            return memory.host_slabs
+        raise ConfigError(
+            f"memory.host_slabs={memory.host_slabs} cannot be with memory.backing: {demand.backing} on "
+            f"device {demand.device}: at least {least}, at most {most}; leave it out"
+        )
+    if not has_any or demand.backing != "direct":
+        return least
+    used = max(budgets.used(fixed_rows(geometry, demand), "host", phase) for phase in PHASES)
+    room = max(0, budgets.host - used) // geometry.record_bytes
+    return min(max(least, room), most)
 
 
 def slab_row(geometry: Geometry, slabs: int) -> Row:

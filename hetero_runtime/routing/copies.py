@@ -54,7 +54,7 @@ class CopiesAhead(Ahead):
 
     def _submit(self, running: list[ExpertKey]) -> None:
         """Fill the link. `running`: experts that stay."""
-        self._under_way = {key: copy for key, copy in self._under_way.items() if not copy.is_done()}
+        self._under_way = {key: copy for key, copy in self._under_way.items() if not copy.is_over()}
         while self._queue and len(self._under_way) < self._in_flight:
             key = self._queue[0]
             if self._routing.is_resident(key) and self._cache.lookup(key) is Lookup.MISS:

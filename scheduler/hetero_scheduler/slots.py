@@ -10,6 +10,9 @@
     release(key)             expert executed     COMPUTE         USED
     evict(key)               dropped by caller   USED            EMPTY
 
+An EMPTY slot may also be out of service (`retire`, `recall`): its memory was given back, and nothing is put
+there meanwhile.
+
 FETCH and COMPUTE are protected; only a USED, unpinned slot is ever evicted. Every reservation draws a new
 tag from a counter that only grows, and a landing counts only while its tag is still the slot's: a stale copy
 can never mark a slot that was given to another expert meanwhile.
@@ -108,6 +111,7 @@ class SlotMachine:
         self._key = np.full(num_slots, NO_SLOT, dtype=np.int32)  # layer * num_experts + expert
         self._tag = np.zeros(num_slots, dtype=np.int64)
         self._is_pinned = np.zeros(num_slots, dtype=bool)
+        self._is_retired = np.zeros(num_slots, dtype=bool)
         self._slot_of = np.full((num_layers, num_experts), NO_SLOT, dtype=np.int32)
         self._num_empty = num_slots
         self._next_tag = 1
@@ -167,8 +171,27 @@ class SlotMachine:
     def num_available(self, layer: int) -> int:
         """Slots of `layer`'s pool that a reservation could take now (EMPTY or evictable)."""
         pool = self.pool_range(layer)
-        state, pinned = self._state[pool.start : pool.stop], self._is_pinned[pool.start : pool.stop]
-        return int(np.count_nonzero(((state == SlotState.EMPTY) | (state == SlotState.USED)) & ~pinned))
+        part = slice(pool.start, pool.stop)
+        is_held = self._is_pinned[part] | self._is_retired[part]
+        is_free = (self._state[part] == SlotState.EMPTY) | (self._state[part] == SlotState.USED)
+        return int(np.count_nonzero(is_free & ~is_held))
+
+    def num_in_service(self, layer: int) -> int:
+        """Slots of `layer`'s pool that are not retired, pinned ones left out."""
+        pool = self.pool_range(layer)
+        part = slice(pool.start, pool.stop)
+        return int(np.count_nonzero(~(self._is_retired[part] | self._is_pinned[part])))
+
+    def spare(self, *, score: Scores, least: int) -> int | None:
+        """The slot to retire next: EMPTY ones first, then the USED one of least `score`; None where that
+        would leave some layer fewer than `least` in service."""
+        pools = {pool for layer, pool in enumerate(self._pools) if self.num_in_service(layer) > least}
+        for pool in sorted(pools, key=lambda pool: pool.start):
+            slot = self._first_empty(pool)
+            if slot is not None:
+                return slot
+        used = [slot for pool in pools if (slot := self._least_used(pool, score, ())) is not None]
+        return min(used, key=lambda slot: (score[self._expert_in(slot)], slot), default=None)
 
     def counts(self) -> SlotCounts:
         """Slots by state."""
@@ -256,6 +279,20 @@ class SlotMachine:
         """Make a pinned expert evictable again."""
         self._is_pinned[self.slot(key)] = False
 
+    def retire(self, slot: int) -> None:
+        """Take an EMPTY slot out of service."""
+        assert self.state(slot) is SlotState.EMPTY, f"slot {slot} holds {self.key(slot)}"
+        assert not self._is_retired[slot], f"slot {slot} is retired already"
+        self._is_retired[slot] = True
+        self._num_empty -= 1
+
+    def recall(self, num_slots: int) -> int:
+        """Bring up to `num_slots` retired slots back, the lowest first. Returns how many."""
+        slots = np.flatnonzero(self._is_retired)[:num_slots]
+        self._is_retired[slots] = False
+        self._num_empty += slots.size
+        return int(slots.size)
+
     # ---- the whole machine at once
 
     def export(self) -> SlotTable:
@@ -269,6 +306,7 @@ class SlotMachine:
         assert table.next_tag >= self._next_tag, f"next tag {table.next_tag} < {self._next_tag}"
         self._state[:], self._key[:], self._tag[:] = table.state, table.key, table.tag
         self._is_pinned[:], self._next_tag = table.is_pinned, table.next_tag
+        assert not self._is_retired.any(), "a machine with retired slots is not replaced"
         self._num_empty = int(np.count_nonzero(self._state == SlotState.EMPTY))
         held = np.flatnonzero(table.key != NO_SLOT)
         self._slot_of.fill(NO_SLOT)
@@ -281,7 +319,11 @@ class SlotMachine:
         """Assert that slots are conserved and both tables agree; the message is the broken equation."""
         counts = self.counts()
         assert sum(counts) == self.num_slots, f"{counts} does not sum to {self.num_slots} slots"
-        assert counts.empty == self._num_empty, f"{counts.empty} slots EMPTY != {self._num_empty} counted"
+        num_retired = int(np.count_nonzero(self._is_retired))
+        assert counts.empty == self._num_empty + num_retired, (
+            f"{counts.empty} slots EMPTY != {self._num_empty} counted + {num_retired} retired"
+        )
+        assert not (self._state[self._is_retired] != SlotState.EMPTY).any(), "a retired slot is not EMPTY"
         held = np.flatnonzero(self._state != SlotState.EMPTY)
         assert not (self._key[self._state == SlotState.EMPTY] != NO_SLOT).any(), (
             "an EMPTY slot names an expert"
@@ -301,7 +343,8 @@ class SlotMachine:
     def _first_empty(self, pool: range) -> int | None:
         if not self._num_empty:
             return None
-        empty = np.flatnonzero(self._state[pool.start : pool.stop] == SlotState.EMPTY)
+        part = slice(pool.start, pool.stop)
+        empty = np.flatnonzero((self._state[part] == SlotState.EMPTY) & ~self._is_retired[part])
         return pool.start + int(empty[0]) if empty.size else None
 
     def _least_used(self, pool: range, score: Scores, protected: Collection[ExpertKey]) -> int | None:
@@ -317,9 +360,13 @@ class SlotMachine:
         least = int(scores.argmin())
         return None if scores[least] == np.inf else pool.start + least
 
-    def _clear(self, slot: int) -> None:
+    def _expert_in(self, slot: int) -> ExpertKey:
         key = self.key(slot)
         assert key is not None, f"slot {slot} holds nobody"
+        return key
+
+    def _clear(self, slot: int) -> None:
+        key = self._expert_in(slot)
         self._slot_of[key], self._key[slot] = NO_SLOT, NO_SLOT
         self._num_empty += 1
 

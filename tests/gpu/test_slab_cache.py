@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu import SlabCache, SlabPool
+from hetero_gpu import SlabCache, SlabPool, Transfer
 from hetero_scheduler import ExpertKey, Lookup, SlotMachine, make_eviction
 from tests.gpu.fake_copier import FakeCopier
 
@@ -230,4 +230,103 @@ def test_a_pass_given_up_keeps_no_slot_for_prefetches() -> None:
     rig.copier.arrive_next()
     rig.cache.settle()
     assert rig.cache.counts() == (1, 0, 0, 2)
+    rig.cache.check()
+
+
+# ---- copies that fail, pools that shrink
+
+
+class _FailedTransfer(Transfer):
+    """Its bytes never come."""
+
+    is_given_up = False
+
+    def is_done(self) -> bool:
+        return False
+
+    def is_over(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise OSError("the disk is broken")
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
+def fail_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> _FailedTransfer:
+    failed = _FailedTransfer()
+    monkeypatch.setattr(rig.copier, "submit", lambda *_, **__: failed)
+    return failed
+
+
+def test_a_copy_that_fails_later_gives_the_slot_back_when_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(2)
+    rig.execute(*keys(0, 3))
+    failed = fail_copies(rig, monkeypatch)
+    rig.cache.begin_layer(0, frozenset(keys(0, 0)))
+    assert rig.cache.load(ExpertKey(0, 0))
+    with pytest.raises(OSError, match="the disk is broken"):
+        rig.cache.wait(ExpertKey(0, 0))
+    assert failed.is_given_up
+    assert rig.cache.lookup(ExpertKey(0, 0)) is Lookup.MISS
+    rig.cache.check()
+    monkeypatch.undo()
+    rig.execute(*keys(0, 0))
+
+
+def test_a_failed_copy_of_a_pass_given_up_is_loaded_anew_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(2)
+    fail_copies(rig, monkeypatch)
+    rig.cache.begin_layer(0, frozenset(keys(0, 0)))
+    assert rig.cache.load(ExpertKey(0, 0))
+    rig.cache.settle()
+    monkeypatch.undo()
+    rig.execute(*keys(0, 0))
+    assert (rig.cache.stats().misses, rig.cache.stats().hits) == (2, 0)
+    assert rig.cache.counts().empty == 1
+
+
+def test_a_prefetch_that_failed_is_loaded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(2)
+    fail_copies(rig, monkeypatch)
+    assert rig.cache.prefetch(ExpertKey(1, 0))
+    monkeypatch.undo()
+    rig.execute(*keys(1, 0))
+    stats = rig.cache.stats()
+    assert (stats.prefetches_dropped, stats.misses, stats.late) == (1, 1, 0)
+
+
+def test_a_pool_shrinks_by_empty_slots_then_by_the_policys_word_and_grows_again() -> None:
+    rig = Rig(5)
+    for expert in range(3):
+        rig.eviction.observe(0, np.eye(NUM_EXPERTS, dtype=np.int64)[expert])
+        rig.execute(*keys(0, expert))
+    assert rig.cache.shrink(2, least=1) == [3, 4]
+    assert rig.cache.shrink(1, least=1) == [0]  # used longest ago
+    assert rig.cache.lookup(ExpertKey(0, 0)) is Lookup.MISS
+    assert rig.cache.shrink(9, least=1) == [1]
+    assert rig.cache.num_available(0) == 1
+    rig.cache.check()
+    rig.execute(*keys(0, 4))
+    rig.execute(*keys(0, 5))  # one slot is enough
+    assert rig.cache.grow(2) == 2
+    assert rig.cache.num_available(0) == 3
+    rig.execute(*keys(0, 0, 1, 2))
+    assert rig.cache.grow(9) == 2
+    assert sum(rig.cache.counts()) == 5
+
+
+def test_a_shrinking_pool_keeps_what_is_held() -> None:
+    rig = Rig(3)
+    rig.cache.pin(ExpertKey(0, 0))
+    rig.cache.prefetch(ExpertKey(1, 1))
+    rig.cache.begin_layer(0, frozenset(keys(0, 2)))
+    rig.cache.load(ExpertKey(0, 2))
+    assert rig.cache.shrink(3, least=0) == []
+    rig.cache.settle()
+    assert len(rig.cache.shrink(3, least=0)) == 2
+    assert rig.cache.lookup(ExpertKey(0, 0)) is Lookup.HIT
     rig.cache.check()

@@ -246,3 +246,24 @@ def test_slots_are_released_together_or_not_at_all() -> None:
     assert m.counts() == (0, 1, 0, 2)
     with pytest.raises(AssertionError, match="illegal release"):
         m.release_slots([1, 2])
+
+
+def test_retired_slots_take_nobody_and_every_layer_keeps_some() -> None:
+    machine = SlotMachine(4, num_layers=2, num_experts=4, layer_slots=[1, 3])
+    score = np.zeros((2, 4))
+    assert machine.spare(score=score, least=3) is None
+    for slot in (1, 2):
+        assert machine.spare(score=score, least=1) == slot
+        machine.retire(slot)
+        machine.check()
+    assert machine.spare(score=score, least=1) is None
+    assert (machine.num_in_service(0), machine.num_in_service(1)) == (1, 1)
+    held = machine.reserve(ExpertKey(1, 0), SlotState.COMPUTE, score=score)
+    assert held is not None
+    assert held.slot == 3
+    assert machine.reserve(ExpertKey(1, 1), SlotState.COMPUTE, score=score) is None
+    assert machine.recall(5) == 2
+    machine.check()
+    assert machine.reserve(ExpertKey(1, 1), SlotState.COMPUTE, score=score) is not None
+    with pytest.raises(AssertionError, match="slot 3 holds"):
+        machine.retire(3)

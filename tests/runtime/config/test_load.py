@@ -104,7 +104,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
     [
         ("preset", "vismmoe", "lru, seqmoe, psr, auto"),
         ("device", "unified", "auto, cuda, cpu"),
-        ("memory.backing", "mmap", "ram"),
         ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
         ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
         ("misses.handler", "hybrid", "load"),
@@ -183,6 +182,18 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (
             ["prediction.predictor=pregate", "execution.mode=graph", "prefetch.schedule=jsd"],
             ["here execution.mode: graph, prefetch.schedule: jsd"],
+        ),
+        (
+            ["memory.backing=direct", "execution.mode=graph"],
+            ["memory.backing: direct with execution.mode: graph is not in this", "memory.backing: ram"],
+        ),
+        (
+            ["memory.backing=swap", "memory.expert_file=experts.safetensors"],
+            ["memory.expert_file: experts.safetensors names a file", "write memory.backing: direct"],
+        ),
+        (
+            ["memory.backing=mmap", "memory.packed=true"],
+            ["memory.packed: true is for experts that all lie in host memory", "write memory.packed: auto"],
         ),
         (
             ["eviction.policy=belady", "execution.mode=graph"],

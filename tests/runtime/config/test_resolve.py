@@ -62,6 +62,40 @@ def test_a_captured_step_needs_a_gpu_and_is_asked_for(geometry: Geometry) -> Non
 
 
 @pytest.mark.parametrize(
+    ("memory", "box", "slabs"),
+    [
+        ({"backing": "ram"}, GPU_BOX, 0),
+        ({"backing": "direct"}, CPU_BOX, 0),
+        ({"backing": "mmap"}, GPU_BOX, 2),
+        ({"backing": "swap"}, GPU_BOX, 2),
+        ({"backing": "direct"}, GPU_BOX, 32),
+        ({"backing": "direct", "host_slabs": 9}, GPU_BOX, 9),
+    ],
+)
+def test_host_slabs_lie_between_a_disk_and_a_device(
+    geometry: Geometry, memory: dict[str, Any], box: Hardware, slabs: int
+) -> None:
+    resolved = _resolve(geometry, {"memory": memory}, box)
+    assert resolved.memory.host_slabs == slabs
+    assert resolved.memory.packed is (memory["backing"] == "ram" and box is GPU_BOX)
+
+
+@pytest.mark.parametrize(
+    ("memory", "box"),
+    [
+        ({"host_slabs": 5}, GPU_BOX),
+        ({"backing": "direct", "host_slabs": 5}, CPU_BOX),
+        ({"backing": "direct", "host_slabs": 1}, GPU_BOX),
+        ({"backing": "direct", "host_slabs": 33}, GPU_BOX),
+    ],
+    ids=["ram", "cpu", "few", "many"],
+)
+def test_host_slabs_that_cannot_be(geometry: Geometry, memory: dict[str, Any], box: Hardware) -> None:
+    with pytest.raises(ConfigError, match=r"memory\.host_slabs=\d+ cannot be .*; leave it out"):
+        _resolve(geometry, {"memory": memory}, box)
+
+
+@pytest.mark.parametrize(
     ("changes", "box", "packed"),
     [
         ({}, GPU_BOX, True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ class Banks:
         self._made: list[HostBank] = []
         make = HostBank.__init__
 
-        def making(bank: HostBank, num_bytes: int) -> None:
-            make(bank, num_bytes)
+        def making(bank: HostBank, num_bytes: int, **options: Any) -> None:
+            make(bank, num_bytes, **options)
             self._made.append(bank)
 
         monkeypatch.setattr(HostBank, "__init__", making)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 
-from hetero_runtime import assembly
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError
@@ -25,6 +24,7 @@ from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import plan_for
 from hetero_runtime.routing import RoutingStats, TextPart
 from hetero_runtime.source import config_from
+from hetero_runtime.tiers import supply
 from hetero_runtime.trace.recorder import TraceSettings, record_trace
 from hetero_runtime.verify.verify import verify
 from tests.gpu.random_copier import RandomCopier
@@ -187,7 +187,7 @@ def test_outputs_and_counts_are_the_same_on_every_link(
     said, num_late = set(), 0
     for seed, (slabs, in_flight) in enumerate(runs):
         link = RandomCopier(patience=(0.0, 0.6, 0.95)[seed % 3], seed=seed)
-        monkeypatch.setattr(assembly, "_make_copier", lambda *_, link=link: link)
+        monkeypatch.setattr(supply, "make_copier", lambda *_, link=link, **__: link)
         prefetch = {"schedule": "bounded", "in_flight": in_flight}
         config = settings(folder, POLICIES["psr"], memory=SLABS[slabs], prefetch=prefetch)
         logits.clear()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.experts.extent_reader import ReadPath
-from hetero_runtime.experts.store import ExpertStore, load_store
+from hetero_runtime.experts.store import BankStore, load_store
 from hetero_runtime.hf.conversion import SplitCheckpoint, split_checkpoint
 from hetero_runtime.hf.loading import build_skeleton
 
@@ -24,7 +24,7 @@ def split(folder: Path) -> SplitCheckpoint:
     return split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
 
 
-def load(folder: Path, *, threads: int = 2, read_path: ReadPath | None = None) -> ExpertStore:
+def load(folder: Path, *, threads: int = 2, read_path: ReadPath | None = None) -> BankStore:
     """The store of a folder."""
     return load_store(split(folder).experts, threads=threads, read_path=read_path)
 

@@ -19,7 +19,7 @@ from hetero_runtime.experts import packing as packing_module
 from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.record import RecordLayout
-from hetero_runtime.experts.store import ExpertStore, load_store
+from hetero_runtime.experts.store import BankStore, load_store
 from hetero_scheduler.keys import ExpertKey
 from tests.gpu.packed.records import as_bytes, weights
 from tests.runtime.experts.loading import rewrite, split
@@ -107,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def all_records(store: ExpertStore) -> list[torch.Tensor]:
+def all_records(store: BankStore) -> list[torch.Tensor]:
     keys = [ExpertKey(layer, e) for layer in range(store.num_layers) for e in range(store.num_experts)]
     return [store.plain_record(key).clone() for key in keys]
 
@@ -116,7 +116,7 @@ def test_a_packed_store_holds_the_same_experts(folder: Path) -> None:
     modules = split(folder).experts
     plain = load_store(modules, threads=2)
     calls: list[tuple[int, int]] = []
-    packed = load_store(modules, threads=2, is_packed=True, progress=lambda *call: calls.append(call))
+    packed = load_store(modules, threads=2, form="packed", progress=lambda *call: calls.append(call))
     assert packed.packing is not None
     assert packed.bank_bytes == 24 * packed.stored_bytes == packed.records.numel() < 0.85 * plain.bank_bytes
     assert all(torch.equal(a, b) for a, b in zip(all_records(packed), all_records(plain), strict=True))
@@ -141,7 +141,7 @@ def test_weights_that_do_not_fit_stay_plain_and_the_log_says_so(
     calls: list[tuple[int, int]] = []
     with caplog.at_level(logging.WARNING):
         store = load_store(
-            split(copy).experts, threads=2, is_packed=True, progress=lambda *call: calls.append(call)
+            split(copy).experts, threads=2, form="packed", progress=lambda *call: calls.append(call)
         )
     assert store.packing is None
     assert store.stored_bytes == store.layout.record_bytes
@@ -158,7 +158,7 @@ def test_no_memory_for_scratch_is_a_clear_error(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(packing_module, "_pack_in_waves", refuse)
     with pytest.raises(DeviceError, match=r"no room for packing the experts \(MemoryError\); free memory"):
-        load_store(split(folder).experts, threads=2, is_packed=True)
+        load_store(split(folder).experts, threads=2, form="packed")
 
 
 def test_a_failing_progress_bar_stops_packing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +172,6 @@ def test_a_failing_progress_bar_stops_packing(folder: Path, monkeypatch: pytest.
 
     num_threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        load_store(split(folder).experts, threads=2, is_packed=True, progress=fail)
+        load_store(split(folder).experts, threads=2, form="packed", progress=fail)
     assert threading.active_count() == num_threads
     assert len(closed) == 1

@@ -18,7 +18,7 @@ from hetero_runtime.experts import filling as filling_module
 from hetero_runtime.experts import store as store_module
 from hetero_runtime.experts.extent_reader import ExtentReader, ReadPath
 from hetero_runtime.experts.reads import Extent
-from hetero_runtime.experts.store import ExpertStore, load_store
+from hetero_runtime.experts.store import BankStore, load_store
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_scheduler.keys import ExpertKey
 from tests.architectures import ARCHITECTURES, build_checkpoint, reference_model
@@ -27,7 +27,7 @@ from tests.runtime.experts.loading import Tensors, load, rewrite, split
 FLOAT = "Qwen3Moe"
 
 
-def assert_equal_to_transformers(store: ExpertStore, model: torch.nn.Module) -> None:
+def assert_equal_to_transformers(store: BankStore, model: torch.nn.Module) -> None:
     modules = list(expert_modules(model).values())
     assert (store.num_layers, store.num_experts) == (
         len(modules),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hetero_gpu import HostCopier
-from hetero_runtime.foresight.link import Link, measure_link
+from hetero_runtime.foresight.link import SteadyLink, measure_link
 from hetero_runtime.foresight.pace import SMOOTHING, Pace
 from hetero_runtime.foresight.prefetcher import MOST_UNDER_WAY, Prefetcher
 from hetero_runtime.foresight.rival import Rival
@@ -69,7 +69,7 @@ def test_a_copy_on_the_cpu_overlaps_with_nothing() -> None:
     slab = torch.zeros(64, dtype=torch.uint8)
     link = measure_link(HostCopier(), torch.ones(64, dtype=torch.uint8), slab)
     assert not link.overlaps
-    assert link.copy_s > 0
+    assert link.seconds > 0
     assert slab.all()
 
 
@@ -83,7 +83,7 @@ def forecast() -> Forecast:
 
 
 def prefetcher(
-    link: Link, layer_s: float | None, *, num_slots: int = 12, copier: FakeCopier | None = None
+    link: SteadyLink, layer_s: float | None, *, num_slots: int = 12, copier: FakeCopier | None = None
 ) -> tuple[CacheRig, Prefetcher]:
     rig, pace = CacheRig(num_slots, copier or FakeCopier()), Pace()
     pace.layer_s = layer_s
@@ -103,7 +103,7 @@ def fetched(rig: CacheRig) -> list[int]:
     [(1.0, None, 1), (1.0, 0.3, 1), (1.0, 1.0, 1), (1.0, 3.5, 3), (1.0, 1000.0, 8)],
 )
 def test_as_many_as_the_link_moves_in_a_layer(copy_s: float, layer_s: float | None, expected: int) -> None:
-    rig, ahead = prefetcher(Link(True, copy_s), layer_s)
+    rig, ahead = prefetcher(SteadyLink(True, copy_s), layer_s)
     for _ in range(2):  # nothing has arrived meanwhile
         ahead.fill(0, [])
     assert fetched(rig) == list(range(expected))
@@ -112,7 +112,7 @@ def test_as_many_as_the_link_moves_in_a_layer(copy_s: float, layer_s: float | No
 
 def test_room_comes_back_when_a_copy_has_arrived() -> None:
     copier = FakeCopier()
-    rig, ahead = prefetcher(Link(True, 1.0), 1.0, copier=copier)
+    rig, ahead = prefetcher(SteadyLink(True, 1.0), 1.0, copier=copier)
     for expected in (1, 2, 3):
         ahead.fill(0, [])
         assert fetched(rig) == list(range(expected))
@@ -123,12 +123,12 @@ def test_without_a_schedule_nothing_is_fetched() -> None:
     rig = CacheRig(12, FakeCopier())
     steering = Steering(None, rig.eviction, num_layers=2, per_layer=8, is_shared=True)
     steering.take(forecast())
-    Prefetcher(rig.cache, steering, link=Link(True, 1.0), pace=Pace(), top_k=2).fill(0, [])
+    Prefetcher(rig.cache, steering, link=SteadyLink(True, 1.0), pace=Pace(), top_k=2).fill(0, [])
     assert fetched(rig) == []
 
 
 def test_a_layer_finds_slots_for_all_its_experts() -> None:
-    rig, ahead = prefetcher(Link(True, 1.0), 1000.0, num_slots=5)
+    rig, ahead = prefetcher(SteadyLink(True, 1.0), 1000.0, num_slots=5)
     running = [ExpertKey(0, 0), ExpertKey(0, 1)]
     rig.cache.begin_layer(0, frozenset(running))
     assert all(rig.cache.load(key) for key in running)

@@ -61,6 +61,12 @@ def _refusal(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None
     return str(caught.value)
 
 
+def _table(plan: MemoryPlan) -> str:
+    written = io.StringIO()
+    Console(width=120, file=written).print(render_plan(plan))
+    return written.getvalue()
+
+
 def test_a_24_gb_workstation(qwen3_30b: Geometry) -> None:
     plan = _plan(qwen3_30b, _box())
     rows = {row.name: row for row in plan.rows}
@@ -94,6 +100,47 @@ def test_on_cpu_slabs_and_backbone_lie_in_host_memory(small: Geometry) -> None:
     on_host = sum(row.decode for row in plan.rows)
     assert plan.used_bytes("host", "decode") == on_host
     assert plan.used_bytes("device", "decode") == on_host - plan.bank_bytes
+
+
+@pytest.mark.parametrize("backing", ["direct", "mmap", "swap"])
+def test_experts_below_host_memory_take_none_of_it(small: Geometry, backing: str) -> None:
+    box = replace(_box(ram=400 * MIB, gpu=None), swap_free_bytes=10 * GIB)
+    plan = _plan(small, box, {"memory": {"backing": backing, "residency": 0.25}})
+    rows = {row.name: row for row in plan.rows}
+    below = rows["swapped experts" if backing == "swap" else "expert file"]
+    assert (below.tier, below.decode) == ("disk", plan.bank_bytes)
+    assert "host bank" not in rows
+    assert "host slabs" not in rows  # the device's are that already
+    assert plan.used_bytes("host", "decode") == sum(r.decode for r in plan.rows if r.tier != "disk")
+    table = _table(plan)
+    assert ("swap" in table) == (backing == "swap")
+    assert ("is there already" in table) == (backing != "swap")
+    assert to_json(plan)["backing"] == backing
+
+
+def test_three_tiers_with_a_gpu(qwen3_30b: Geometry) -> None:
+    box = _box(ram=32 * GIB)
+    assert "host, load: needs" in _refusal(qwen3_30b, box)  # all 54 GiB in host memory
+    plan = _plan(qwen3_30b, box, {"memory": {"backing": "direct"}})
+    rows = {row.name: row for row in plan.rows}
+    assert [rows[name].tier for name in ("slabs", "host slabs", "expert file")] == ["device", "host", "disk"]
+    assert "unpacking" not in rows
+    host_slabs = plan.config.memory.host_slabs
+    assert rows["host slabs"].decode == host_slabs * qwen3_30b.record_bytes
+    assert plan.used_bytes("host", "load") <= plan.budgets.host
+    assert plan.budgets.host - plan.used_bytes("host", "load") < qwen3_30b.record_bytes
+    few = _plan(qwen3_30b, box, {"memory": {"backing": "direct", "host_slabs": 100}})
+    assert few.config.memory.host_slabs == 100
+    assert _plan(qwen3_30b, box, {"memory": {"backing": "mmap"}}).config.memory.host_slabs == 8
+
+
+def test_too_little_memory_for_a_token_is_refused_on_every_tier(qwen3_30b: Geometry) -> None:
+    refusal = _refusal(qwen3_30b, _box(ram=1 * GIB), {"memory": {"backing": "direct", "host": "64MiB"}})
+    assert "host, load: needs" in refusal
+    swap = {"memory": {"backing": "swap", "slabs": 100}}
+    refusal = _refusal(qwen3_30b, replace(_box(), swap_free_bytes=8 * GIB), swap)
+    assert "disk, load: needs 54.0 GiB of 8.0 GiB allowed" in refusal
+    assert "free swap (swapon)" in refusal
 
 
 def test_memory_gpu_caps_the_device_part_on_cpu(small: Geometry) -> None:
@@ -226,9 +273,7 @@ def test_graph_mode_counts_the_buffers_of_grouped_prefill(qwen3_30b: Geometry) -
 
 def test_report_shows_every_row(qwen3_30b: Geometry) -> None:
     plan = _plan(qwen3_30b, _box())
-    written = io.StringIO()
-    Console(width=120, file=written).print(render_plan(plan))
-    text = written.getvalue()
+    text = _table(plan)
     for part in (*(row.name for row in plan.rows), "48 MoE layers × 128 experts, top-8", "allowed", "a GPU"):
         assert part in text
 

@@ -9,7 +9,7 @@ import torch
 
 from hetero_runtime.config import load_config
 from hetero_runtime.errors import BudgetError, CheckpointError
-from hetero_runtime.experts.store import ExpertStore
+from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.planned import Planned, plan_for
 from hetero_runtime.verify import verify
 from hetero_runtime.verify.comparison import GreedyRun, first_difference, logit_error

@@ -1,0 +1,129 @@
+"""What fills the slabs that computation reads, for each place where experts live.
+
+    backing    device cpu                          a device with memory of its own
+    ram        bank ─copy─► slab                   bank ─link─► slab
+    others     source ─read─► slab                 source ─read─► host slab ─link─► slab
+
+On device cpu a slab is host memory already, so nothing lies there twice. Host slabs are not registered with
+CUDA, which would lock them: copies go through a small pinned ring, and slabs can be given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetero_gpu import Copier, Record, SlabCache, SlabPool, make_copier
+from hetero_gpu.host_memory import Registration
+from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.experts.store import BankStore
+from hetero_runtime.foresight.link import Link, measure_link
+from hetero_runtime.no_room import no_room_for
+from hetero_runtime.tiers.base import StoredRecord
+from hetero_runtime.tiers.host_slabs import HostSlabs
+from hetero_runtime.tiers.reading import ReadingCopier, ReadStats
+from hetero_runtime.tiers.two_hops import TwoHopCopier
+from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
+
+NUM_READERS = 4
+"""Reads at once: enough that a disk streams."""
+_NO_ROOM_FIX = "lower memory.slabs (or memory.residency), or memory.pinned_prefix"
+
+
+@dataclass(frozen=True)
+class HostTier:
+    """Host slabs between a source and the device's."""
+
+    slabs: HostSlabs
+    cache: SlabCache
+
+
+@dataclass(frozen=True)
+class Supply:
+    """A copier, and what a record is to it. `link`: how long a copy takes; it may have to be measured.
+
+    `reads`: who reads the source, `host`: what it reads to on its way to a device; None where there is none.
+    """
+
+    copier: Copier[Any]
+    record: Callable[[ExpertKey], Record]
+    link: Callable[[], Link]
+    reads: ReadingCopier | None = None
+    host: HostTier | None = None
+
+    def read_stats(self) -> ReadStats:
+        """What was read from below host memory; zeros where nothing lies there."""
+        return ReadStats(0, 0, 0, 0) if self.reads is None else self.reads.stats()
+
+    def close(self) -> None:
+        """Wait for copies under way, end threads, free the host slabs. Safe to call twice."""
+        self.copier.close()
+        if self.host is not None:
+            self.host.slabs.close()
+
+
+def make_slabs(num_slabs: int, store: ExpertStore, device: torch.device) -> SlabPool:
+    """The slabs of `device`. Raises DeviceError when it has no room for them."""
+    record_bytes = store.layout.record_bytes
+    what = f"{num_slabs} slabs of {record_bytes / 1e6:.1f} MB ({num_slabs * record_bytes / 1e9:.2f} GB)"
+    with no_room_for(what, device, fix=_NO_ROOM_FIX):
+        if store.source is not None and device.type == "cpu":
+            return HostSlabs(num_slabs, record_bytes)
+        return SlabPool(num_slabs, record_bytes, device)
+
+
+def make_supply(
+    config: ResolvedConfig, store: ExpertStore, slabs: SlabPool, *, eviction: EvictionPolicy
+) -> Supply:
+    """What fills `slabs` from `store`. `eviction` also says what leaves host slabs, if there are any."""
+    if store.source is None:
+        assert isinstance(store, BankStore), "what is not read lies in a bank"
+        return _from_bank(store, slabs)
+    reads = ReadingCopier(store.source, num_threads=NUM_READERS)
+    try:
+        if slabs.memory.device.type == "cpu":
+            return Supply(reads, _stored(store), lambda: reads, reads)
+        return _over_host(config, store, slabs, eviction=eviction, reads=reads)
+    except BaseException:
+        reads.close()
+        raise
+
+
+def _from_bank(store: BankStore, slabs: SlabPool) -> Supply:
+    device, registration = slabs.memory.device, store.register()
+    with no_room_for("copies on their way", device, fix="lower memory.slabs, or memory.pinned_prefix"):
+        copier = make_copier(
+            device, registration=registration, record_bytes=store.stored_bytes, packing=store.packing
+        )
+    first = ExpertKey(0, 0)
+    return Supply(copier, store.record, lambda: measure_link(copier, store.record(first), slabs.slab(0)))
+
+
+def _over_host(
+    config: ResolvedConfig,
+    store: ExpertStore,
+    slabs: SlabPool,
+    *,
+    eviction: EvictionPolicy,
+    reads: ReadingCopier,
+) -> Supply:
+    device, record_bytes = slabs.memory.device, store.layout.record_bytes
+    host_slabs = HostSlabs(config.memory.host_slabs, record_bytes)
+    machine = SlotMachine(host_slabs.num_slabs, num_layers=store.num_layers, num_experts=store.num_experts)
+    host = SlabCache(
+        slabs=host_slabs, machine=machine, eviction=eviction, copier=reads, record=_stored(store)
+    )
+    with no_room_for("copies on their way", device, fix="lower memory.slabs, or memory.pinned_prefix"):
+        staging = Registration("staging", "host slabs are not locked, so that they can be given back")
+        link = make_copier(device, registration=staging, record_bytes=record_bytes)
+    link_s = measure_link(link, host_slabs.slab(0), slabs.slab(0)).seconds
+    copier = TwoHopCopier(host, reads=reads, link=link, link_s=link_s)
+    return Supply(copier, _stored(store), lambda: copier, reads, HostTier(host_slabs, host))
+
+
+def _stored(store: ExpertStore) -> Callable[[ExpertKey], StoredRecord]:
+    return lambda key: StoredRecord(key, store.layout.record_bytes)

@@ -1,0 +1,192 @@
+"""From below host memory to a device behind a link: read into a host slab, then copied to a device slab.
+
+    disk      ──[read 3 → host slab 1]──[read 8 → host slab 4]── …
+    link      ────────────────────────── [host slab 1 → slab 7]──[host slab 4 → slab 2]── …
+    engine    submit 3, submit 8, … ── wait 3: until it is read; from there the device waits for its copy
+
+The thread that has read a record puts its copy on the link, so nobody has to look. What lies in host memory
+already takes the second hop alone. A host slab is held from `submit` until its bytes are on the device;
+afterwards the host tier, a slab cache like the device's and under the same policy, evicts it as it likes.
+What is on the device usually lies in the host tier too.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import torch
+
+from hetero_gpu import Copier, Fence, SlabCache, Transfer
+from hetero_runtime.errors import RequestError
+from hetero_runtime.tiers.base import StoredRecord
+from hetero_runtime.tiers.reading import ReadingCopier, RecordRead
+from hetero_scheduler import ExpertKey, Lookup
+
+
+class TwoHops(Transfer):
+    """One record on its way. `read`: the first hop, None where the record lay in host memory."""
+
+    def __init__(
+        self,
+        owner: TwoHopCopier,
+        key: ExpertKey,
+        *,
+        read: RecordRead | None,
+        from_slab: torch.Tensor,
+        to_slab: torch.Tensor,
+        after: Fence | None,
+    ) -> None:
+        self.key, self.read, self.after = key, read, after
+        self.from_slab, self.to_slab = from_slab, to_slab
+        self.copy: Transfer | None = None
+        self.error: Exception | None = None
+        self.is_given_up = False
+        self._owner = owner
+
+    def is_done(self) -> bool:
+        return self.copy is not None and self.copy.is_done()
+
+    def is_over(self) -> bool:
+        if self.copy is not None:
+            return self.copy.is_over()
+        if self.read is not None and not self.read.is_over():
+            return False
+        is_unread = self.read is not None and not self.read.is_done()
+        return self.is_given_up or is_unread or self.error is not None
+
+    def wait(self) -> None:
+        if self.read is not None:
+            self.read.wait()
+        self._owner.hand_on(self)
+        if self.error is not None:
+            raise self.error
+        assert self.copy is not None, f"{self.key} was given up and waited for"
+        self.copy.wait()
+
+    def hurry(self) -> None:
+        if self.read is not None:
+            self.read.hurry()
+
+    def give_up(self) -> None:
+        self._owner.give_up(self)
+
+
+class TwoHopCopier(Copier[StoredRecord]):
+    """See the module docstring.
+
+    `host`: the cache of host slabs, which nobody else fills, by copies of `reads`. `link`: copies from them
+    to the device, of `link_s` seconds each.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self, host: SlabCache, *, reads: ReadingCopier, link: Copier[torch.Tensor], link_s: float
+    ) -> None:
+        self._host, self._reads, self._link, self._link_s = host, reads, link, link_s
+        self._guard = threading.Lock()
+        self._under_way: list[TwoHops] = []
+
+    def submit(self, source: StoredRecord, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
+        self._release_arrived()
+        while not self._hold(source.key):
+            self._await_oldest()
+        read = self._host.under_way(source.key)
+        assert read is None or isinstance(read, RecordRead), f"a host slab is filled by {read}"
+        hops = TwoHops(
+            self,
+            source.key,
+            read=read,
+            from_slab=self._host.slab(source.key),
+            to_slab=slab,
+            after=after,
+        )
+        self._under_way.append(hops)
+        if read is None:
+            self.hand_on(hops)
+        else:
+            self._reads.when_over(read, lambda: self.hand_on(hops))
+        return hops
+
+    def fence(self) -> Fence | None:
+        return self._link.fence()
+
+    def stall_s(self) -> float:
+        return self._link.stall_s() + self._reads.stall_s()
+
+    def copy_s(self, key: ExpertKey) -> float | None:
+        """Seconds that `key` takes to the device, by one hop or two; None before the first read."""
+        if self._host.lookup(key) is Lookup.HIT:
+            return self._link_s
+        read_s = self._reads.copy_s(key)
+        return None if read_s is None else read_s + self._link_s
+
+    def synchronize(self) -> None:
+        self._reads.synchronize()
+        for hops in self._under_way:
+            self.hand_on(hops)
+        self._link.synchronize()
+        self._release_arrived()
+
+    def close(self) -> None:
+        self._host.close()
+        self._link.close()
+        self._under_way.clear()
+
+    # ---- for the records on their way, from any thread
+
+    def hand_on(self, hops: TwoHops) -> None:
+        """Put the copy to the device on the link, once, if the record is there and somebody wants it."""
+        with self._guard:
+            is_read = hops.read is None or hops.read.is_done()
+            if hops.copy is not None or hops.error is not None or hops.is_given_up or not is_read:
+                return
+            try:
+                hops.copy = self._link.submit(hops.from_slab, hops.to_slab, after=hops.after)
+            except Exception as error:  # for whoever waits
+                hops.error = error
+
+    def give_up(self, hops: TwoHops) -> None:
+        """No copy of `hops` is put on the link from now on; what is being read stays in host memory."""
+        with self._guard:
+            hops.is_given_up = True
+
+    # ---- host slabs
+
+    def _hold(self, key: ExpertKey) -> bool:
+        """Have `key` in a host slab, or on its way there, and keep it. False while all slabs are held."""
+        lookup = self._host.lookup(key)
+        if lookup is Lookup.HIT:
+            self._host.pin(key)
+        return lookup is not Lookup.MISS or self._host.prefetch(key)
+
+    def _release_arrived(self) -> None:
+        """Host slabs whose bytes nobody needs any more are evictable again."""
+        over = [hops for hops in self._under_way if hops.is_over()]
+        if not over:
+            return
+        self._under_way = [hops for hops in self._under_way if hops not in over]
+        held = {hops.key for hops in self._under_way}
+        for key in dict.fromkeys(hops.key for hops in over):
+            if key not in held and self._host.lookup(key) is not Lookup.MISS:
+                self._release(key)
+
+    def _release(self, key: ExpertKey) -> None:
+        with suppress(
+            RequestError
+        ):  # it could not be read: whoever waited for it knows, and it holds no slab
+            self._host.wait(key)
+            self._host.release([key])
+            self._host.unpin(key)
+
+    def _await_oldest(self) -> None:
+        """Block until a host slab is free. Every one is held by a record on its way."""
+        assert self._under_way, f"host slabs are held by nobody: {self._host.counts()}"
+        read = self._under_way[0].read
+        if read is not None:
+            with suppress(RequestError):  # as above
+                read.wait()
+        self.hand_on(self._under_way[0])
+        self._link.synchronize()
+        self._release_arrived()
