@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hetero_runtime.config import Config
     from hetero_runtime.evaluation import TokenIds
     from hetero_runtime.evaluation.frontier.base import Point
-    from hetero_scheduler.routing import Calibration
 
 
 @exit_on_error
@@ -54,6 +53,10 @@ def frontier_command(
     text: Annotated[
         Path | None, typer.Option("--text", help="Held-out text: its perplexity stands beside.")
     ] = None,
+    timed: Annotated[
+        int,
+        typer.Option("--timed", help="Tokens that the engine decodes under each policy, timed. 0: none."),
+    ] = 0,
     rows: RowsOption = 16,
     plot: Annotated[Path | None, typer.Option("--plot", help="PNG to draw: divergence by copies.")] = None,
     as_json: JsonOption = False,
@@ -65,6 +68,7 @@ def frontier_command(
     """
     from rich.console import Console
 
+    from hetero_runtime.calibration import read_calibration
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.configuration import exact
@@ -76,11 +80,14 @@ def frontier_command(
         to_json,
     )
     from hetero_runtime.evaluation.frontier.report import load_entropy
+    from hetero_runtime.evaluation.frontier.timing import PROMPT, time_points
 
     contenders = grid_of(policies, bonus, insertions=insertions, window=window).contenders()
     residencies = numbers(residency, "--residency")
-    chosen = exact(config_of(model, config, overrides))
-    known = _calibration(chosen, calibration)
+    asked = config_of(model, config, overrides)
+    chosen = exact(asked)
+    file = _calibration(chosen, calibration)
+    known = read_calibration(file).calibration
     with loaded(chosen) as parts:
         with count_progress("tokens") as seen:
             drawn = samples_of(parts, samples, length=length, windows=windows, seed=seed, seen=seen)
@@ -95,6 +102,10 @@ def frontier_command(
                 done=done,
             )
         name = parts.config.model.path.name
+    if timed:
+        row = drawn[0].ids[: PROMPT + timed]
+        with count_progress("engines") as done:
+            points = time_points(points, asked, [row], calibration=str(file), done=done)
     entropy = load_entropy(known)
     Console(stderr=as_json).print(render_points(points, entropy=entropy))
     if plot is not None:
@@ -103,18 +114,18 @@ def frontier_command(
         typer.echo(json.dumps(to_json(points, entropy=entropy)))
 
 
-def _calibration(config: Config, file: str) -> Calibration:
-    """The one that policies of this model read. Raises what `locate_calibration` raises."""
+def _calibration(config: Config, file: str) -> Path:
+    """The file that policies of this model read. Raises what `locate_calibration` raises."""
     from dataclasses import replace
 
-    from hetero_runtime.calibration import locate_calibration, read_calibration
+    from hetero_runtime.calibration import locate_calibration
     from hetero_runtime.config import model_dir
     from hetero_runtime.plan import read_geometry
 
     asked = replace(config.routing, policy="psr", calibration=file)
-    path = locate_calibration(asked, read_geometry(model_dir(config)))
-    assert path is not None, "psr reads a calibration"
-    return read_calibration(path).calibration
+    found = locate_calibration(asked, read_geometry(model_dir(config)))
+    assert found is not None, "psr reads a calibration"
+    return found
 
 
 def _rows(parts: Parts, text: Path, *, length: int, windows: int) -> tuple[TokenIds, ...]:

@@ -47,6 +47,8 @@ class Point:
     """Copies that a layer waits for from its router on."""
     deviating: float
     """Share of the executed experts that the router would not have chosen."""
+    engine_ms: float | None = None
+    """What the engine took for a token on this machine; None where it was not timed."""
 
     @property
     def copies(self) -> float:
@@ -74,6 +76,7 @@ class Point:
             "demand_copies": self.demanded,
             "prefetch_copies": self.inserted,
             "deviating": self.deviating,
+            "engine_ms": self.engine_ms,
         }
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 _PANEL, _LEGEND = (4.4, 3.6), 2.6
 """Inches: width and height of a panel, and the width that the legend beside them takes."""
-_MEASURES = {"demand copies a token (waited for)": "demanded", "all copies a token": "copies"}
+_COPIES = {"demand copies a token (waited for)": "demanded", "all copies a token": "copies"}
+_TIMES = {"engine, ms a token": "engine_ms"}
 _COLOURS = ("#2f6fb0", "#d9822b", "#3f8f4f", "#b03030", "#7b5ba6", "#2a9d9d", "#8c6d46", "#c2549b")
 _MARKERS = "osD^vPX*"
 
@@ -34,13 +35,14 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
         ) from error
     residencies = list(dict.fromkeys(point.residency for point in points))
     families = list(dict.fromkeys(point.contender.family for point in points))
-    size = (_PANEL[0] * len(_MEASURES) + _LEGEND, _PANEL[1] * len(residencies))
+    measures = _COPIES | (_TIMES if any(point.engine_ms is not None for point in points) else {})
+    size = (_PANEL[0] * len(measures) + _LEGEND, _PANEL[1] * len(residencies))
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(residencies), len(_MEASURES), sharey=True, squeeze=False)
+    panels = figure.subplots(len(residencies), len(measures), sharey=True, squeeze=False)
     for row, residency in zip(panels, residencies, strict=True):
         mine = [point for point in points if point.residency == residency]
-        for axes, (label, measure) in zip(row, _MEASURES.items(), strict=True):
+        for axes, (label, measure) in zip(row, measures.items(), strict=True):
             _draw_panel(axes, mine, families, measure)
             axes.set_xlabel(label, fontsize=9)
             axes.set_title(f"{residency:.0%} resident", fontsize=10)
@@ -59,7 +61,11 @@ def _draw_panel(axes: Axes, points: Sequence[Point], families: list[str], measur
     positive = [point.kl for point in points if point.kl > 0]
     floor = min(positive, default=1e-6) / 2
     for number, family in enumerate(families):
-        mine = [point for point in points if point.contender.family == family]
+        mine = [
+            point
+            for point in points
+            if point.contender.family == family and getattr(point, measure) is not None
+        ]
         axes.plot(
             [getattr(point, measure) for point in mine],
             [max(point.kl, floor) for point in mine],

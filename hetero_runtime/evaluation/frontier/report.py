@@ -44,7 +44,7 @@ def _table(points: Sequence[Point]) -> Table:
     table = Table(
         box=None, pad_edge=False, padding=(0, 0, 0, 1), title=title, title_justify="left", header_style="bold"
     )
-    columns = [column for column in _COLUMNS if column.cell(points[0]) is not None]
+    columns = [column for column in _COLUMNS if any(column.cell(point) is not None for point in points)]
     for column in columns:
         table.add_column(column.name, justify="left" if column is _COLUMNS[0] else "right", no_wrap=True)
     for point in points:
@@ -64,7 +64,7 @@ def _perplexity(point: Point) -> str | None:
 class _Column(NamedTuple):
     name: str
     cell: Callable[[Point], str | None]
-    """None where the point has no such number; the column is then left out."""
+    """None where the point has no such number; a column of none is left out."""
 
 
 _COLUMNS = (
@@ -75,4 +75,5 @@ _COLUMNS = (
     _Column("demanded", lambda point: f"{point.demanded:.2f}"),
     _Column("ahead", lambda point: f"{point.inserted:.2f}"),
     _Column("deviating", lambda point: f"{point.deviating:.1%}"),
+    _Column("ms", lambda point: None if point.engine_ms is None else f"{point.engine_ms:.2f}"),
 )
