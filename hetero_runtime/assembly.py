@@ -19,9 +19,10 @@ import torch
 from hetero_gpu import SlabCache, SlabPool
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.expert_file.of_model import FileFilling, open_expert_file
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.sources import ExpertsModule
-from hetero_runtime.experts.store import BankForm, Progress, load_store
+from hetero_runtime.experts.store import BankForm, Progress, fill_store, load_store
 from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import make_foresight, make_predictors, make_row_eviction, router_shape
 from hetero_runtime.foresight.link import Link
@@ -220,6 +221,9 @@ def _open_store(
     form: BankForm = "packed" if config.memory.packed else "plain"
     if config.memory.backing == "swap":
         form = "swappable"
+    if config.memory.expert_file != "auto":
+        with open_expert_file(config, checkpoint, modules) as file:
+            return fill_store(FileFilling(file), threads=config.cpu.threads, progress=progress, form=form)
     return load_store(
         modules,
         threads=config.cpu.threads,

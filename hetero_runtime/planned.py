@@ -57,6 +57,7 @@ def decide(config: Config) -> Decided:
     expert_file = locate_expert_file(config, geometry)
     if expert_file is not None:
         config = replace(config, memory=replace(config.memory, expert_file=str(expert_file)))
+        geometry = replace(geometry, source_record_bytes=0)  # nothing is quantised any more
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
 
 

@@ -38,12 +38,12 @@ def pack_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import BytesProgress
-    from hetero_runtime.expert_file.pack import pack
+    from hetero_runtime.expert_file.pack import for_packing, pack
     from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.planned import decide
 
     keep_quiet()
-    resolved = decide(config_of(model, config, overrides)).config
+    resolved = decide(for_packing(config_of(model, config, overrides))).config
     try:
         with BytesProgress("packing experts") as progress:
             result = pack(resolved, out, trace=order, progress=progress)

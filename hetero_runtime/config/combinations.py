@@ -47,13 +47,8 @@ def _check_memory(config: Config, source: str) -> None:
 
 def _check_backing(config: Config, source: str) -> None:
     memory = config.memory
-    if memory.backing == "ram" and memory.expert_file == "auto":
+    if memory.backing == "ram":
         return
-    if memory.backing in ("ram", "swap") and memory.expert_file != "auto":
-        raise ConfigError(
-            f"{source}: memory.expert_file: {memory.expert_file} names a file, and memory.backing: "
-            f"{memory.backing} reads none; write memory.backing: direct, or leave memory.expert_file out"
-        )
     if config.execution.mode == "graph":
         raise ConfigError(
             f"{source}: memory.backing: {memory.backing} with execution.mode: graph is not in this version: "

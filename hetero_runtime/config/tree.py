@@ -64,8 +64,9 @@ class MemoryConfig:
     through the page cache (a disk that fails under a mapping ends the process). swap: in host memory that the
     system may swap out. The last three in eager mode."""
     expert_file: str = "auto"
-    """What `hetero-runtime pack` wrote, for backing direct and mmap. auto: the file beside the model's
-    folder, FOLDER.experts.safetensors."""
+    """What `hetero-runtime pack` wrote, with the same `model.experts`. backing direct and mmap read experts
+    from it while they serve; ram and swap load all of them from it. auto: the file beside the model's folder,
+    FOLDER.experts.safetensors, for direct and mmap; the checkpoint for ram and swap."""
     host_slabs: Count | Auto = "auto"
     """Experts that host memory holds on their way from where they live to a device with memory of its own.
     auto: as many as fit above a disk; a token's top-k where the system itself keeps what it can."""
@@ -241,7 +242,7 @@ class ResolvedMemory:
     """First MoE layers whose experts all stay on the device."""
     backing: Backing
     expert_file: str
-    """Path of the expert file, for backing direct and mmap; else auto."""
+    """Path of the expert file; auto where experts are read from the checkpoint."""
     host_slabs: int
     """Experts that host memory holds, where they live below it and the device has memory of its own."""
     packed: bool

@@ -21,7 +21,7 @@ import torch
 from hetero_runtime import __version__
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.checkpoint.lazy_tensor import DTYPE_NAMES
-from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config import Config, ResolvedConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.expert_file.header import ExpertFileHeader, FieldEntry
 from hetero_runtime.expert_file.part import PartFile
@@ -56,6 +56,12 @@ class PackResult:
     """Bytes of records that this run wrote."""
     errors: list[float] | None
     """Relative root mean square error of the weights, by layer; None: written as they came."""
+
+
+def for_packing(config: Config) -> Config:
+    """What of `config` matters here: a file may be packed on a machine that could not serve the model, for
+    an engine that is to read this very file."""
+    return Config(model=config.model, cpu=config.cpu, device="cpu")
 
 
 def pack(

@@ -20,7 +20,7 @@ from hetero_runtime.config.tree import ExpertsFormat
 from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.extent_reader import ReadPath
-from hetero_runtime.experts.filling import make_filling
+from hetero_runtime.experts.filling import Filling, make_filling
 from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.quantize import make_quantizer
 from hetero_runtime.experts.sources import ExpertsModule, plan_experts
@@ -119,6 +119,13 @@ def load_store(
     """
     plan = plan_experts(modules)
     filling = make_filling(plan, make_quantizer(plan, experts), read_path)
+    return fill_store(filling, threads=threads, progress=progress, form=form)
+
+
+def fill_store(
+    filling: Filling, *, threads: int, progress: Progress | None = None, form: BankForm = "plain"
+) -> BankStore:
+    """A store whose bank `filling` fills; otherwise as `load_store`."""
     table = filling.table
     packing = packing_of(table.layout) if form == "packed" else None
     bank = HostBank(table.num_bytes, has_huge_pages=form != "swappable")

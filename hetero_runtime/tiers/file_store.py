@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.expert_file import ExpertFile
+from hetero_runtime.expert_file.of_model import open_expert_file
 from hetero_runtime.experts.base import ExpertStore
-from hetero_runtime.experts.quantize import make_quantizer
-from hetero_runtime.experts.sources import ExpertsModule, plan_experts
+from hetero_runtime.experts.sources import ExpertsModule
 from hetero_runtime.tiers.base import RecordSource
 from hetero_runtime.tiers.sources import CheckedRecords, DirectRecords, FilePages, PagedRecords
 
@@ -38,16 +37,13 @@ def open_file_store(
 
     Raises CheckpointError when the file is damaged, unfinished, stale or of another model.
     """
-    path, plan = Path(config.memory.expert_file), plan_experts(modules)
-    quantizer = make_quantizer(plan, config.model.experts)
-    file = ExpertFile.open(path)
+    file = open_expert_file(config, checkpoint, modules)
     try:
-        file.check_model(checkpoint, plan.table if quantizer is None else quantizer.table)
         records: RecordSource = DirectRecords(file)
         if config.memory.backing == "mmap":
             records = _mapped(file)
         elif not file.is_direct:
-            log.warning("%s: its file system refuses direct reads; they go through the page cache", path)
+            log.warning("%s: its file system refuses direct reads; they go through the page cache", file.path)
         checked = CheckedRecords(records, file.check, file.table)
         return FileStore(file.table, source=checked, errors=file.errors())
     except BaseException:

@@ -13,15 +13,16 @@ SUFFIX = ".experts.safetensors"
 
 
 def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
-    """The file that `config` means; None where its backing reads none. `geometry`: with experts as in
-    `model.experts`.
+    """The file that `config` means; None where experts come from the checkpoint. `geometry`: with experts as
+    in `model.experts`.
 
-    `expert_file: auto` is the file beside the model's folder, named like it: `model.experts.safetensors` is
-    of `model/`. Raises ConfigError when there is none, CheckpointError for a file that is damaged, or whose
-    records are not of this model's size.
+    `expert_file: auto` is the checkpoint for backings that load all experts. For those that read while they
+    serve it is the file beside the model's folder, named like it: `model.experts.safetensors` is of `model/`.
+    Raises ConfigError when there is none, CheckpointError for a file that is damaged, or whose records are
+    not of this model's size.
     """
     memory, experts = config.memory, config.model.experts
-    if memory.backing not in ("direct", "mmap"):
+    if memory.expert_file == "auto" and memory.backing not in ("direct", "mmap"):
         return None
     folder = geometry.path.resolve()
     path = folder.with_name(folder.name + SUFFIX)
@@ -29,9 +30,9 @@ def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
         path = Path(memory.expert_file).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"memory.backing: {memory.backing} reads an expert file, and {path} does not exist; write it "
-            f"once with `hetero-runtime pack {geometry.path} --out {path}`, name it in memory.expert_file, "
-            "or write memory.backing: ram"
+            f"memory.backing: {memory.backing}, memory.expert_file: {memory.expert_file}: {path} does not "
+            f"exist; write it once with `hetero-runtime pack {geometry.path} --out {path}`, name another in "
+            "memory.expert_file, or write memory.backing: ram and leave memory.expert_file out"
         )
     header = read_expert_header(path)
     if header.experts != experts:

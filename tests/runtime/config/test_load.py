@@ -188,10 +188,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["memory.backing: direct with execution.mode: graph is not in this", "memory.backing: ram"],
         ),
         (
-            ["memory.backing=swap", "memory.expert_file=experts.safetensors"],
-            ["memory.expert_file: experts.safetensors names a file", "write memory.backing: direct"],
-        ),
-        (
             ["memory.backing=mmap", "memory.packed=true"],
             ["memory.packed: true is for experts that all lie in host memory", "write memory.packed: auto"],
         ),
