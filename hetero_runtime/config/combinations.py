@@ -36,6 +36,15 @@ def check_combinations(config: Config, source: str) -> None:
         )
 
 
+def require_no_drafter(speculation: SpeculationConfig, what: str) -> None:
+    """Raise ConfigError, with the reason `what`, where tokens are drafted."""
+    if speculation.drafter != "none":
+        raise ConfigError(
+            f"speculation.drafter: {speculation.drafter} has several tokens read at once, and {what}; write "
+            "speculation.drafter: none"
+        )
+
+
 def _check_memory(config: Config, source: str) -> None:
     memory = config.memory
     if memory.residency is not None and memory.slabs != "auto":

@@ -71,7 +71,8 @@ class RewindableState(SequenceState):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._before: list[dict[str, Any]] = []
-        self._since: list[torch.Tensor] = []
+        self._since: list[torch.Tensor] | None = None
+        """What came after the mark; None without one."""
 
     @property
     def cache(self) -> Any:
@@ -80,11 +81,11 @@ class RewindableState(SequenceState):
 
     def extend_all(self, ids: torch.Tensor) -> torch.Tensor:
         """Append `ids` `[n]` and return the logits of all of them, `[n, vocab]` float32."""
-        self._since.append(ids)
+        self._note(ids)
         return self._run(ids, None, num_logits=len(ids))
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        self._since.append(ids)
+        self._note(ids)
         return super().extend(ids, images)
 
     def mark(self) -> None:
@@ -95,7 +96,8 @@ class RewindableState(SequenceState):
     @torch.inference_mode()
     def rewind(self, num_kept: int) -> None:
         """Forget all tokens since the mark but the first `num_kept`. It may take a pass over those."""
-        since, self._since = torch.cat(self._since), []
+        assert self._since is not None, "there is no mark to go back to"
+        since, self._since = torch.cat(self._since), None
         num_dropped = len(since) - num_kept
         assert num_dropped >= 0, f"{num_kept} tokens to keep of {len(since)}"
         if num_dropped == 0:
@@ -111,6 +113,10 @@ class RewindableState(SequenceState):
         self.length -= len(since)
         if num_kept:
             self._run(since[:num_kept], None, num_logits=1)
+
+    def _note(self, ids: torch.Tensor) -> None:
+        if self._since is not None:
+            self._since.append(ids)
 
 
 def _is_known(layer: Any) -> bool:

@@ -7,7 +7,8 @@ autoregressive    a small model with the same tokenizer
                          it says  d e X          committed        d e X    and forgets f
 
 What comes out is the model's own choice at every position (`acceptance.py`); a draft decides only how many
-tokens one pass gives.
+tokens one pass gives. Where asked for, the tokens of a draft share a set of experts (`block_routing.py`):
+fewer copies, and a model that includes the drafter.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from hetero_runtime.generation import Request
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
+from hetero_runtime.profiling import span
 from hetero_runtime.speculation import CheckedSequences, CheckedText, DraftRow, Speculation
 from hetero_runtime.speculation.acceptance import committed
 from hetero_runtime.stepping.base import Stepper, Tokens
@@ -68,7 +69,8 @@ class SpeculativeTokens(EagerTokens):
         most = min(self._text.k, self._request.params.max_tokens - num_generated - 1)
         with self._passes.one(Phase.DECODE, num_tokens=1, checkpoint=self._checkpoint):
             began_s = time.perf_counter()
-            draft = self._text.drafts.draft(history, most)
+            with span("draft"):
+                draft = self._text.drafts.draft(history, most)
             draft_s = time.perf_counter() - began_s
             logits = sequence.check(history[-1], draft, self._passes.device)
             tokens = committed(logits, draft, self._sampler, history=history)

@@ -21,6 +21,7 @@ from hetero_runtime import __version__
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config.combinations import require_no_drafter
 from hetero_runtime.config.routing import require_exact
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestCancelled
@@ -89,6 +90,7 @@ def record_trace(
     watch = watch or Watch()
     settings.sampling(0)
     require_exact(config.routing, "a trace is of the model's own routing")
+    require_no_drafter(config.speculation, "a trace is recorded step by step")
     check_recordable(config.model.path, dtype=config.model.dtype)
     documents = encode(
         texts,

@@ -16,6 +16,7 @@ import torch
 
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config.combinations import require_no_drafter
 from hetero_runtime.config.routing import require_exact
 from hetero_runtime.errors import BudgetError
 from hetero_runtime.hf.forward import SequenceState
@@ -52,6 +53,7 @@ def verify(
     loaded, and what loading raises.
     """
     require_exact(planned[0].config.routing, "verify compares with the model")
+    require_no_drafter(planned[0].config.speculation, "verify compares every bit of single steps")
     _check_reference_fits(planned[0])
     config = planned[0].config
     tokenizer = load_tokenizer(config.model.path)

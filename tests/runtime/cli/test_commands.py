@@ -59,6 +59,18 @@ def test_run_with_foresight_says_the_same_and_hits_more_than_lru() -> None:
     assert plain["lru_hit_rate"] is None
 
 
+def test_run_with_drafts_says_what_they_brought() -> None:
+    words = ("run", *CPU, "-p", "The city of Paris", "--max-tokens", "48", "--json")
+    result = run(*words, "--set", "speculation.drafter=prompt_lookup", "--temperature", "0")
+    assert "tokens a pass" in result.stderr
+    report = last_json(result)
+    drafts, decode = report["stats"]["drafts"], report["stats"]["decode"]
+    assert drafts["passes"] == decode["passes"]
+    assert decode["tokens"] == drafts["passes"] + drafts["accepted"] == 47
+    assert drafts["tokens_per_pass"] == pytest.approx(47 / drafts["passes"])
+    assert 0 < drafts["accepted"] <= drafts["drafted"]
+
+
 def test_run_as_chat_answers() -> None:
     result = run("run", *CPU, "--chat", "-p", "What is 12 plus 30?", "--temperature", "0", "--json")
     report = last_json(result)

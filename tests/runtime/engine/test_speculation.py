@@ -16,6 +16,8 @@ from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan.report import to_json
 from hetero_runtime.planned import plan_for
 from hetero_runtime.speculation import Speculation
+from hetero_runtime.trace.recorder import TraceSettings, record_trace
+from hetero_runtime.verify import verify
 from tests.architectures import ARCHITECTURES
 from tests.runtime.engine.conftest import NUM_TOKENS, PROMPT, MakeAnswer, MakeCheckpoint
 from tests.runtime.engine.rest import assert_at_rest
@@ -109,6 +111,14 @@ def test_a_drafter_that_is_mostly_right(speculating: Speculating, alone: Alone) 
         assert engine.generate(prompt, **OPTIONS).token_ids == alone(prompt).token_ids
     drafts = engine.stats().drafts
     assert 0 < drafts.accepted < drafts.drafted
+
+
+def test_a_repetition_penalty_sees_accepted_tokens(speculating: Speculating, alone: Alone) -> None:
+    engine, options = speculating(k=6), {**OPTIONS, "repetition_penalty": 1.6}
+    completion = engine.generate(PROMPTS[1], **options)
+    assert completion.token_ids == alone(PROMPTS[1], **options).token_ids
+    assert completion.token_ids != alone(PROMPTS[1]).token_ids
+    assert engine.stats().drafts.accepted > 0
 
 
 def test_a_drafter_that_knows_nothing(checkpoint: MakeCheckpoint, tmp_path: Path, alone: Alone) -> None:
@@ -230,3 +240,12 @@ def test_the_plan_counts_the_drafter(checkpoint: MakeCheckpoint, tmp_path: Path)
     cache = 2 * 256 * (2 * 2 * 16) * 4  # rows, tokens, layers × keys and values × size, float32
     assert rows["drafter"]["load_bytes"] == weights
     assert rows["drafter"]["decode_bytes"] == weights + cache
+
+
+def test_what_runs_step_by_step_takes_no_drafter(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    settings = {"model": {"path": str(checkpoint("Qwen3Moe"))}, "speculation": {"drafter": "prompt_lookup"}}
+    planned = plan_for(load_config(settings | SETTINGS))
+    with pytest.raises(ConfigError, match=r"of single steps; write speculation\.drafter: none"):
+        verify([planned])
+    with pytest.raises(ConfigError, match=r"step by step; write speculation\.drafter: none"):
+        record_trace(planned.config, ["text"], tmp_path / "trace", settings=TraceSettings())

@@ -39,7 +39,7 @@ def read(model: Any, *parts: torch.Tensor) -> torch.Tensor:
     return [state.extend(part) for part in parts][-1]
 
 
-@pytest.mark.parametrize("num_kept", range(6))
+@pytest.mark.parametrize("num_kept", [0, 1, 3, 5])
 @pytest.mark.parametrize("length", [3, 12], ids=["short", "past the window of 8"])
 @pytest.mark.parametrize("name", CUT + REPLAYED)
 def test_what_was_dropped_leaves_no_trace(
