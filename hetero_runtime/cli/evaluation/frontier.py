@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from hetero_runtime.assembly import Parts
     from hetero_runtime.config import Config
     from hetero_runtime.evaluation import TokenIds
-    from hetero_runtime.evaluation.frontier.base import Point
+    from hetero_runtime.evaluation.frontier import Texts
+    from hetero_runtime.evaluation.frontier.base import Contender, Point
+    from hetero_scheduler.routing import Calibration
 
 
 @exit_on_error
@@ -70,48 +72,86 @@ def frontier_command(
 
     from hetero_runtime.calibration import read_calibration
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.cli.progress import count_progress
-    from hetero_runtime.evaluation.configuration import exact
-    from hetero_runtime.evaluation.frontier import (
-        Texts,
-        draw_frontier,
-        render_points,
-        run_frontier,
-        to_json,
-    )
+    from hetero_runtime.evaluation.frontier import draw_frontier, render_points, to_json
     from hetero_runtime.evaluation.frontier.report import load_entropy
-    from hetero_runtime.evaluation.frontier.timing import PROMPT, time_points
 
     contenders = grid_of(policies, bonus, insertions=insertions, window=window).contenders()
-    residencies = numbers(residency, "--residency")
     asked = config_of(model, config, overrides)
-    chosen = exact(asked)
-    file = _calibration(chosen, calibration)
+    file = _calibration(asked, calibration)
     known = read_calibration(file).calibration
-    with loaded(chosen) as parts:
-        with count_progress("tokens") as seen:
-            drawn = samples_of(parts, samples, length=length, windows=windows, seed=seed, seen=seen)
-        held_out = () if text is None else _rows(parts, text, length=length, windows=windows)
-        with count_progress("points") as done:
-            points = run_frontier(
-                parts,
-                contenders,
-                residencies,
-                texts=Texts(drawn, held_out, rows_at_once=rows),
-                calibration=known,
-                done=done,
-            )
-        name = parts.config.model.path.name
+    reading = _Reading(samples, length, windows, seed, text, rows)
+    points, texts = _sweep(asked, contenders, numbers(residency, "--residency"), known=known, reading=reading)
     if timed:
-        row = drawn[0].ids[: PROMPT + timed]
-        with count_progress("engines") as done:
-            points = time_points(points, asked, [row], calibration=str(file), done=done)
+        points = _timed(points, asked, texts, num_tokens=timed, calibration=file)
     entropy = load_entropy(known)
     Console(stderr=as_json).print(render_points(points, entropy=entropy))
     if plot is not None:
-        draw_frontier(points, plot, title=f"{name}: {_read(points)}, load entropy {entropy:.3f}")
+        draw_frontier(points, plot, title=_title(asked, points, entropy))
     if as_json:
         typer.echo(json.dumps(to_json(points, entropy=entropy)))
+
+
+class _Reading(NamedTuple):
+    """What is read under every policy."""
+
+    samples: Path | None
+    length: int
+    windows: int
+    seed: int
+    text: Path | None
+    rows_at_once: int
+
+
+class _Swept(NamedTuple):
+    points: list[Point]
+    texts: Texts
+
+
+def _sweep(
+    asked: Config,
+    contenders: list[Contender],
+    residencies: tuple[float, ...],
+    *,
+    known: Calibration,
+    reading: _Reading,
+) -> _Swept:
+    """Points of the exact model of `asked`; its texts are drawn or read before."""
+    from hetero_runtime.cli.progress import count_progress
+    from hetero_runtime.evaluation.configuration import exact
+    from hetero_runtime.evaluation.frontier import run_frontier
+
+    with loaded(exact(asked)) as parts:
+        texts = _texts(parts, reading)
+        with count_progress("points") as done:
+            points = run_frontier(parts, contenders, residencies, texts=texts, calibration=known, done=done)
+    return _Swept(points, texts)
+
+
+def _timed(
+    points: list[Point], asked: Config, texts: Texts, *, num_tokens: int, calibration: Path
+) -> list[Point]:
+    """`points` with engine times, over the first tokens of the first window."""
+    from hetero_runtime.cli.progress import count_progress
+    from hetero_runtime.evaluation.frontier.timing import PROMPT, time_points
+
+    rows = [texts.samples[0].ids[: PROMPT + num_tokens]]
+    with count_progress("engines") as done:
+        return time_points(points, asked, rows, calibration=str(calibration), done=done)
+
+
+def _texts(parts: Parts, reading: _Reading) -> Texts:
+    from hetero_runtime.cli.progress import count_progress
+    from hetero_runtime.evaluation.frontier import Texts
+    from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
+
+    file, length, windows = reading.samples, reading.length, reading.windows
+    with count_progress("tokens") as seen:
+        samples = samples_of(parts, file, length=length, windows=windows, seed=reading.seed, seen=seen)
+    held_out: list[TokenIds] = []
+    if reading.text is not None:
+        documents = tokenise(read_texts(reading.text), parts.tokenizer)
+        held_out = spread(cut_rows(documents, length), windows)
+    return Texts(samples, tuple(held_out), rows_at_once=reading.rows_at_once)
 
 
 def _calibration(config: Config, file: str) -> Path:
@@ -128,14 +168,11 @@ def _calibration(config: Config, file: str) -> Path:
     return found
 
 
-def _rows(parts: Parts, text: Path, *, length: int, windows: int) -> tuple[TokenIds, ...]:
-    from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
+def _title(config: Config, points: list[Point], entropy: float) -> str:
+    """What the picture says of model and text."""
+    from hetero_runtime.config import model_dir
 
-    documents = tokenise(read_texts(text), parts.tokenizer)
-    return tuple(spread(cut_rows(documents, length), windows))
-
-
-def _read(points: list[Point]) -> str:
     divergence = points[0].divergence
     assert divergence is not None, "a model ran"
-    return f"{divergence.num_tokens:,} tokens of its own text in {divergence.num_windows} windows"
+    read = f"{divergence.num_tokens:,} tokens of its own text in {divergence.num_windows} windows"
+    return f"{model_dir(config).name}: {read}, load entropy {entropy:.3f}"

@@ -16,6 +16,7 @@ import torch
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import Config
 from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig, RoutingConfig
+from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.base import TokenIds
 from hetero_runtime.evaluation.frontier.base import Point
 from hetero_runtime.orchestrator import Phase
@@ -36,8 +37,15 @@ def time_points(
     """`points` with their `engine_ms`, the mean over the tokens of `rows` (each longer than `PROMPT`).
 
     The engine is loaded anew for each, as `config` says but for routing and residency. `calibration`: its
-    file. A policy that the engine does not serve keeps None. Raises what loading raises.
+    file. A policy that the engine does not serve keeps None. Raises RequestError for a row that leaves
+    nothing to time, and what loading raises.
     """
+    short = [len(row) for row in rows if len(row) <= PROMPT]
+    if short or not rows:
+        raise RequestError(
+            f"a timed row has {min(short, default=0)} tokens, and the first {PROMPT} are its prompt; time "
+            "longer ones (--length)"
+        )
     timed = []
     for point in points:
         served = engine_config(point, config, calibration)

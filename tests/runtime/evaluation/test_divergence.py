@@ -117,6 +117,15 @@ def test_the_command_draws_once_and_finds_no_divergence_of_the_exact_model(tmp_p
     assert file.read_bytes() == drawn
 
 
+def test_a_policy_of_the_preset_is_compared_with_the_exact_model() -> None:
+    words = ("--length", 24, "--windows", 2, "--set", "preset=psr", "--set", "routing.capacity=6", "--json")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    assert report["nats"] != 0.0
+    assert report["standard_error"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"), [(("--windows", 0), "windows is 0"), (("--length", 64), "max_length")]
 )

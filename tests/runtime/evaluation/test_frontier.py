@@ -210,19 +210,9 @@ def model(tmp_path: Path) -> Path:
 def test_the_command_sweeps_and_draws(model: Path, tmp_path: Path) -> None:
     plot, text = tmp_path / "frontier.png", tmp_path / "text.txt"
     text.write_text("It is good to share.")
-    words = (
-        "--length",
-        8,
-        "--windows",
-        2,
-        "--bonus",
-        "0.1,0.4",
-        "--insertions",
-        1,
-        "--policies",
-        "exact,psr",
-    )
-    result = run(model, *words, "--text", text, "--plot", plot, "--json")
+    sweep = ("--bonus", "0.1,0.4", "--insertions", 1, "--policies", "exact,psr")
+    texts = ("--length", 20, "--windows", 2, "--text", text)
+    result = run(model, *sweep, *texts, "--timed", 2, "--plot", plot, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert [each["name"] for each in report["points"][:3]] == [
@@ -233,6 +223,7 @@ def test_the_command_sweeps_and_draws(model: Path, tmp_path: Path) -> None:
     assert [each["residency"] for each in report["points"]] == [0.5] * 3 + [0.25] * 3
     assert "25% resident" in result.stderr
     assert plot.exists()
+    assert all(each["engine_ms"] > 0 for each in report["points"])
 
 
 @pytest.mark.parametrize(

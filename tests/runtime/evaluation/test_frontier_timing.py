@@ -10,6 +10,7 @@ import pytest
 
 from hetero_runtime.calibration import write_calibration
 from hetero_runtime.config import Config, load_config
+from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.frontier import draw_frontier, render_points
 from hetero_runtime.evaluation.frontier.base import Point
 from hetero_runtime.evaluation.frontier.contenders import Grid
@@ -77,6 +78,11 @@ def test_points_are_timed_and_shown(config: Config, tmp_path: Path) -> None:
     draw_frontier(timed, tmp_path / "timed.png", title="timed")
     draw_frontier(points(), tmp_path / "plain.png", title="timed")
     assert (tmp_path / "timed.png").stat().st_size > (tmp_path / "plain.png").stat().st_size
+
+
+def test_a_row_that_is_all_prompt_is_refused(config: Config) -> None:
+    with pytest.raises(RequestError, match="has 16 tokens, and the first 16 are its prompt"):
+        time_points(points(), config, [tuple(range(20, 36))], calibration="auto")
 
 
 def test_counts_do_not_depend_on_being_timed(config: Config, tmp_path: Path) -> None:
