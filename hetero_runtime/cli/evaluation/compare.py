@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetero_runtime.evaluation.comparison import Comparison, Summary
+    from hetero_runtime.evaluation.results import Results
 
-_COLUMNS = ("task", "metric", "questions", "reference", "value", "difference", "± 95 %", "better", "worse")
+_COLUMNS = ("task", "metric", "questions", "reference", "value", "difference", "± 95 %", "higher", "lower")
 
 
 @exit_on_error
@@ -38,9 +39,9 @@ def compare_command(
     from rich.console import Console
 
     from hetero_runtime.evaluation.comparison import compare, summarise
-    from hetero_runtime.evaluation.results import read_results
 
-    family = compare(read_results(reference), [read_results(path) for path in others], metrics=metrics or ())
+    first, *rest = _told_apart([reference, *others])
+    family = compare(first, rest, metrics=metrics or ())
     summaries = summarise(family)
     Console(stderr=as_json).print(_render(family, summaries))
     if as_json:
@@ -51,13 +52,28 @@ def compare_command(
         typer.echo(json.dumps(report))
 
 
+def _told_apart(paths: Sequence[Path]) -> list[Results]:
+    """Results of `paths`; labels that several have get the name of their file besides."""
+    from dataclasses import replace
+
+    from hetero_runtime.evaluation.results import read_results
+
+    found = [read_results(path) for path in paths]
+    labels = [each.label for each in found]
+    return [
+        replace(each, label=f"{each.label} ({path.name})") if labels.count(each.label) > 1 else each
+        for each, path in zip(found, paths, strict=True)
+    ]
+
+
 def _render(family: Sequence[Comparison], summaries: Sequence[Summary]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     legend = (
         "* significant at 0.05 after Holm's correction over the whole table · † before it alone · "
-        "better, worse: questions that differ · a difference that is not significant is no proof of equality"
+        "higher, lower: questions on which the value is · a difference that is not significant is no proof "
+        "of equality"
     )
     labels = dict.fromkeys(one.label for one in family)
     tables = [_table([one for one in family if one.label == label]) for label in labels]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hetero_runtime.evaluation.harness import Harness
     from hetero_runtime.evaluation.results import Results
     from hetero_runtime.evaluation.tasks import Answers
+    from hetero_runtime.evaluation.tasks.served import AnswersDone
 
 
 @exit_on_error
@@ -37,8 +38,8 @@ def tasks_command(
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
-    limit: Annotated[int | None, typer.Option(help="Questions of each task.")] = None,
-    fewshot: Annotated[int | None, typer.Option(help="Examples before each question.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task.")] = None,
+    fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Prompts by the model's chat template.")] = False,
     run_code: Annotated[
         bool, typer.Option("--run-generated-code", help="Let tasks execute, unprotected, what MODEL writes.")
@@ -63,8 +64,8 @@ def tasks_command(
 
     chosen = config_of(model, config, overrides)
     settings = TaskSettings(folder, tuple(names or ()), limit, fewshot, chat, run_code)
-    with count_progress("tokens") as seen:
-        answers = _answers(chosen, rows, seen)
+    with count_progress("tokens") as seen, count_progress("answers") as answered:
+        answers = _answers(chosen, rows, seen=seen, answered=answered)
         results = run_tasks(
             answers, settings, label=label or chosen.routing.policy, configuration=asdict(chosen)
         )
@@ -75,7 +76,7 @@ def tasks_command(
         typer.echo(json.dumps(_report(results)))
 
 
-def _answers(config: Config, rows: int, seen: TokensSeen) -> Answers:
+def _answers(config: Config, rows: int, *, seen: TokensSeen, answered: AnswersDone) -> Answers:
     from hetero_runtime.cli.loading import load_engine
     from hetero_runtime.evaluation.harness import Harness
     from hetero_runtime.evaluation.tasks.served import ServedAnswers
@@ -101,6 +102,7 @@ def _answers(config: Config, rows: int, seen: TokensSeen) -> Answers:
         open_harness=harness,
         open_engine=lambda: load_engine(planned),
         seen=seen,
+        answered=answered,
     )
 
 

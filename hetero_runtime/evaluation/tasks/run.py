@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,30 +46,42 @@ def run_tasks(
     """
     try:
         import lm_eval
-        from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise ConfigError(f"tasks need lm-eval, which is not here ({error}): {_FIX}") from error
     from hetero_runtime.evaluation.tasks.lm import ServedLM
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    folder = settings.folder
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"{folder}: is no folder; name the one that holds task files (YAML)")
-    with contextlib.chdir(folder or Path.cwd()):
-        manager = TaskManager(include_path=None if folder is None else ".", include_defaults=folder is None)
-        names = list(settings.names) or list(manager.all_subtasks)
-        _check_known(names, manager.all_tasks, folder)
-        report = lm_eval.simple_evaluate(
-            model=ServedLM(answers, name=label),
-            tasks=names,
-            task_manager=manager,
-            limit=settings.limit,
-            num_fewshot=settings.num_fewshot,
-            apply_chat_template=settings.is_chat,
-            confirm_run_unsafe_code=settings.runs_generated_code,
-            bootstrap_iters=0,
-        )
+    manager = _tasks_of(settings)
+    names = list(settings.names) or list(manager.all_subtasks)
+    _check_known(names, manager.all_tasks, settings.folder)
+    report = lm_eval.simple_evaluate(
+        model=ServedLM(answers, name=label),
+        tasks=names,
+        task_manager=manager,
+        limit=settings.limit,
+        num_fewshot=settings.num_fewshot,
+        apply_chat_template=settings.is_chat,
+        confirm_run_unsafe_code=settings.runs_generated_code,
+        bootstrap_iters=0,
+    )
     return Results(label, collect(names, report), configuration)
+
+
+def _tasks_of(settings: TaskSettings) -> Any:
+    """lm-eval's TaskManager for them. Raises ConfigError where neither a folder nor a name is given, or the
+    folder is none."""
+    from lm_eval.tasks import TaskManager
+
+    from hetero_runtime.evaluation.tasks.folder import FolderTasks
+
+    folder = settings.folder
+    if folder is None:
+        if not settings.names:
+            raise ConfigError("no task is named; give a folder of task files (--tasks), or names (--task)")
+        return TaskManager()
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is no folder; name the one that holds task files (YAML)")
+    return FolderTasks(folder)
 
 
 def collect(names: Iterable[str], report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:

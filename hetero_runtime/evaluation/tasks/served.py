@@ -18,9 +18,13 @@ from hetero_runtime.evaluation.tasks.base import Answers, Likelihood
 from hetero_runtime.evaluation.tasks.requests import sampling_params
 from hetero_runtime.evaluation.tasks.spans import Span, SpanReader
 
+AnswersDone = Callable[[int, int], None]
+"""Called with (texts generated, texts in all)."""
+
 
 class ServedAnswers(Answers):
-    """`open_harness`, `open_engine`: load the model until their context is left."""
+    """`open_harness`, `open_engine`: load the model until their context is left. `seen`: while full forwards
+    run; `answered`: while texts are generated."""
 
     def __init__(
         self,
@@ -30,8 +34,10 @@ class ServedAnswers(Answers):
         open_harness: Callable[[], AbstractContextManager[Harness]],
         open_engine: Callable[[], AbstractContextManager[Engine]],
         seen: TokensSeen | None = None,
+        answered: AnswersDone | None = None,
     ) -> None:
-        self._tokenizer, self._reader, self._seen = tokenizer, reader, seen
+        self._tokenizer, self._reader = tokenizer, reader
+        self._seen, self._answered = seen, answered
         self._open_harness, self._open_engine = open_harness, open_engine
 
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
@@ -52,7 +58,12 @@ class ServedAnswers(Answers):
         if not ids:
             return []
         with self._open_engine() as engine, ThreadPoolExecutor(engine.config.execution.max_rows) as rows:
-            return [completion.text for completion in rows.map(engine.generate, ids, params)]
+            texts = []
+            for completion in rows.map(engine.generate, ids, params):
+                texts.append(completion.text)
+                if self._answered is not None:
+                    self._answered(len(texts), len(ids))
+            return texts
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(

@@ -195,5 +195,9 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     assert report["means"][0]["difference"] == 0.5
     for part in ("psr 0.3 against exact", "+100.00*", "mean difference over 2 tasks +50.00"):
         assert part in result.stderr
+    twin = tmp_path / "c.json"
+    results("exact", arc={"acc": binary(*[1] * 8)}, mmlu={"acc": binary(0, 1)}).write(twin)
+    apart = CliRunner().invoke(app, ["eval", "compare", str(tmp_path / "a.json"), str(twin)])
+    assert "exact (c.json) against exact (a.json)" in apart.stdout
     refused = CliRunner().invoke(app, ["eval", "compare", str(tmp_path / "a.json"), "/nowhere.json"])
     assert (refused.exit_code, "/nowhere.json" in refused.stderr) == (2, True)

@@ -9,26 +9,31 @@ from typing import Any
 import pytest
 import torch
 
+from hetero_runtime.assembly import Parts
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.harness import Harness
 from hetero_runtime.evaluation.tasks.requests import sampling_params
-from hetero_runtime.evaluation.tasks.served import ServedAnswers
+from hetero_runtime.evaluation.tasks.served import AnswersDone, ServedAnswers
 from hetero_runtime.evaluation.tasks.spans import SpanReader, begin_token
 from hetero_runtime.hf.forward import SequenceState
 from tests.runtime.evaluation.conftest import PartsOf
 
 
-@pytest.fixture
-def answers(parts_of: PartsOf) -> ServedAnswers:
-    parts = parts_of("Qwen3Moe")
+def make_answers(parts: Parts, answered: AnswersDone | None = None) -> ServedAnswers:
     reader = SpanReader(parts.tokenizer, begin_token=begin_token(parts.tokenizer), max_length=128)
     return ServedAnswers(
         parts.tokenizer,
         reader,
         open_harness=lambda: nullcontext(Harness(parts)),
         open_engine=lambda: nullcontext(Engine(parts)),
+        answered=answered,
     )
+
+
+@pytest.fixture
+def answers(parts_of: PartsOf) -> ServedAnswers:
+    return make_answers(parts_of("Qwen3Moe"))
 
 
 def log_likelihood(parts: Any, row: list[int], begin: int) -> float:
@@ -61,13 +66,14 @@ def test_rolling_adds_up_the_windows_of_a_text(answers: ServedAnswers, parts_of:
     assert answers.rolling(["Hi", text])[1] == pytest.approx(first + rest, rel=1e-4)
 
 
-def test_generated_text_is_the_engines_in_the_order_of_the_prompts(
-    answers: ServedAnswers, parts_of: PartsOf
-) -> None:
+def test_generated_text_is_the_engines_in_the_order_of_the_prompts(parts_of: PartsOf) -> None:
+    parts, told = parts_of("Qwen3Moe"), []
+    answers = make_answers(parts, lambda *at: told.append(at))
     prompts = ["The river", "def add(a, b):", "What is 12 plus 30?"]
     found = answers.generate([(prompt, {"max_gen_toks": 5, "until": ["\n"]}) for prompt in prompts])
-    engine = Engine(parts_of("Qwen3Moe"))
+    engine = Engine(parts)
     assert found == [engine.generate(p, max_tokens=5, stop=("\n",)).text for p in prompts]
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_nothing_asked_loads_nothing() -> None:

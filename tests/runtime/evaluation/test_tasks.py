@@ -119,6 +119,15 @@ def test_a_task_that_is_not_there_is_named(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_lm_eval")
+@pytest.mark.parametrize(
+    ("folder", "said"), [(None, "no task is named"), (Path("/nowhere"), "/nowhere: is no folder")]
+)
+def test_without_tasks_nothing_is_run(folder: Path | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_tasks(Scripted(), TaskSettings(folder), label="a", configuration={})
+
+
+@pytest.mark.usefixtures("_lm_eval")
 def test_the_command_on_the_bundled_model(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     words = ["--tasks", folder, "--task", "both", "--out", out, "--label", "as it is", "--json"]
