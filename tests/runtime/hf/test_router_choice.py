@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,9 +19,27 @@ NAMES = [name for name in ARCHITECTURES if name not in (*QUANTIZED, "DeepseekV4"
 SIGMOID = ("DeepseekV3", "Moonlight", "Glm4Moe", "MiniMaxM2")
 
 
+class Routed(NamedTuple):
+    """A model whose routers have not been told anything yet."""
+
+    name: str
+    model: Any
+
+
 @pytest.fixture(scope="module", params=NAMES)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Routed:
+    return Routed(
+        request.param, reference_model(build_checkpoint(request.param, tmp_path_factory.mktemp("model")))
+    )
+
+
+@pytest.fixture
+def routed(loaded: Routed) -> Iterator[Routed]:
+    yield loaded
+    for layer in routed_layers(loaded.model):
+        layer.router.__dict__.pop("forward", None)
+        layer.router._forward_hooks.clear()
+        layer.experts._forward_pre_hooks.clear()
 
 
 def _said(model: Any, ids: torch.Tensor, **choosing: Any) -> dict[int, tuple[RouterScores, Any]]:
@@ -38,9 +57,8 @@ def _said(model: Any, ids: torch.Tensor, **choosing: Any) -> dict[int, tuple[Rou
     return heard
 
 
-def test_a_router_that_keeps_its_choice_changes_no_bit(checkpoint: Path) -> None:
-    ids = prompt_ids(9)
-    model = reference_model(checkpoint)
+def test_a_router_that_keeps_its_choice_changes_no_bit(routed: Routed) -> None:
+    ids, model = prompt_ids(9), routed.model
     with torch.no_grad():
         before = model(input_ids=ids).logits
         heard = _said(model, ids)
@@ -52,13 +70,11 @@ def test_a_router_that_keeps_its_choice_changes_no_bit(checkpoint: Path) -> None
         assert torch.equal(said.own.sort().values, best.sort().values), "scores rank as the router does"
 
 
-def test_another_choice_keeps_the_unmodified_weights(
-    checkpoint: Path, request: pytest.FixtureRequest
-) -> None:
+def test_another_choice_keeps_the_unmodified_weights(routed: Routed) -> None:
     """Weights of other experts, in the proportions in which the router's own scores have them."""
-    model, outputs = reference_model(checkpoint), {}
-    for layer, routed in enumerate(routed_layers(model)):
-        routed.router.register_forward_hook(
+    model, outputs = routed.model, {}
+    for layer, each in enumerate(routed_layers(model)):
+        each.router.register_forward_hook(
             lambda _m, _a, output, layer=layer: outputs.__setitem__(layer, output)
         )
     top_k = router_top_k(model)
@@ -68,7 +84,7 @@ def test_another_choice_keeps_the_unmodified_weights(
         return said.scores.topk(min(top_k + 1, num_eligible), dim=-1).indices[:, -top_k:]
 
     heard = _said(model, prompt_ids(9), choose=next_best)
-    has_sigmoid = any(name in str(checkpoint) for name in SIGMOID)
+    has_sigmoid = routed.name in SIGMOID
     for layer, (logits, weights, experts) in outputs.items():
         assert torch.equal(experts, next_best(layer, heard[layer][0]))
         of_chosen = logits.float().gather(1, experts)
@@ -78,12 +94,12 @@ def test_another_choice_keeps_the_unmodified_weights(
         )
 
 
-def test_a_guess_is_the_next_router_on_this_input(checkpoint: Path) -> None:
-    model = reference_model(checkpoint)
+def test_a_guess_is_the_next_router_on_this_input(routed: Routed) -> None:
+    model, has_sigmoid = routed.model, routed.name in SIGMOID
     inputs: dict[int, torch.Tensor] = {}
     layers = routed_layers(model)
-    for index, routed in enumerate(layers):
-        routed.experts.register_forward_pre_hook(
+    for index, each in enumerate(layers):
+        each.experts.register_forward_pre_hook(
             lambda _module, arguments, index=index: inputs.__setitem__(index, arguments[0])
         )
     heard = _said(model, prompt_ids(9))
@@ -95,9 +111,9 @@ def test_a_guess_is_the_next_router_on_this_input(checkpoint: Path) -> None:
         router = layers[index + 1].router
         logits = torch.nn.functional.linear(inputs[index], router.weight, getattr(router, "bias", None))
         is_eligible = guess != -torch.inf
-        plain = logits.sigmoid() if any(n in str(checkpoint) for n in SIGMOID) else logits
+        plain = logits.sigmoid() if has_sigmoid else logits
         offset = (guess - plain)[is_eligible]
-        if not any(n in str(checkpoint) for n in SIGMOID):
+        if not has_sigmoid:
             torch.testing.assert_close(offset, torch.zeros_like(offset), atol=1e-5, rtol=0)
         else:  # a correction bias an expert, the same for every token
             per_expert = torch.where(is_eligible, guess - plain, torch.nan)
