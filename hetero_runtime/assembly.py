@@ -194,6 +194,8 @@ def _choose_mode(
                 rows=config.execution.max_rows,
                 max_length=config.execution.max_length,
                 prefetch_extra=config.prefetch.extra if config.prediction.predictor == "pregate" else None,
+                routing=routing,
+                copies_insertions=config.prefetch.schedule == "bounded",
             )
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)

@@ -25,10 +25,12 @@ from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
+from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch, LookAhead
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.plan.demand import GROUPED_TOKENS
+from hetero_runtime.routing import Routing
+from hetero_runtime.routing.captured import CapturedRouting
 
 if TYPE_CHECKING:
     from hetero_runtime.assembly import EagerParts
@@ -46,24 +48,33 @@ class GraphParts(NamedTuple):
 
 
 def capture(
-    parts: EagerParts, *, rows: int, max_length: int, prefetch_extra: int | None = None
+    parts: EagerParts,
+    *,
+    rows: int,
+    max_length: int,
+    prefetch_extra: int | None = None,
+    routing: Routing | None = None,
+    copies_insertions: bool = False,
 ) -> GraphParts:
     """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing.
 
     `prefetch_extra`: experts that are guessed for the next layer beyond top-k, to be prefetched; None
-    prefetches nothing.
+    prefetches nothing. `routing`: what decides in place of the routers; with `copies_insertions`, what it
+    inserts is prefetched.
     """
     device, top_k = parts.slabs.memory.device, router_top_k(parts.model)
-    spare = 0 if prefetch_extra is None else MOST_OUTSTANDING
+    is_prefetching = copies_insertions or prefetch_extra is not None
+    spare = MOST_OUTSTANDING if is_prefetching else 0
     _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
     bank, tables = _mapped(_bank(parts)), _tables(parts, max_pairs=rows * top_k)
     region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
     tables.attach(region)  # the host reads errors there without waiting
-    prefetch = None
+    steered = None if routing is None else _steered(parts, routing, active=active, tables=tables)
+    look_ahead: LookAhead | None = steered if copies_insertions else None
     if prefetch_extra is not None:
         look_ahead = PreGate(parts.model, num_guesses=top_k + prefetch_extra, active=active)
-        prefetch = _prefetch(parts, look_ahead, bank, tables, region)
+    prefetch = None if look_ahead is None else _prefetch(parts, look_ahead, bank, tables, region)
     orchestrator = DeviceOrchestrator(
         _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
         cache=parts.cache,
@@ -76,10 +87,14 @@ def capture(
     )
     try:
         attach(parts.experts, orchestrator.run_layer)
-        sequences = GraphSequences(parts.model, active=active, max_length=max_length)
-        install_small_ops(parts.model)
+        sequences = GraphSequences(parts.model, active=active, max_length=max_length, texts=steered)
+        install_small_ops(parts.model, routers=steered is None)
         fuse_attention(parts.model)
+        if steered is not None:
+            steered.attach(parts.model, sequences.tokens)
         capture_step(sequences, orchestrator)
+        if steered is not None:
+            steered.forget_counts()
     except BaseException:
         orchestrator.close()
         raise
@@ -91,6 +106,19 @@ def capture_step(sequences: GraphSequences, orchestrator: DeviceOrchestrator) ->
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
     sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))
     orchestrator.forget_counts()
+
+
+def _steered(
+    parts: EagerParts, routing: Routing, *, active: torch.Tensor, tables: DeviceTables
+) -> CapturedRouting:
+    follows = parts.orchestrator.eviction is routing.eviction
+    vocab_size = parts.model.config.get_text_config(decoder=True).vocab_size
+    try:
+        return CapturedRouting(
+            routing, active=active, vocab_size=vocab_size, score=tables.score if follows else None
+        )
+    except ValueError as error:
+        raise NotCapturableError(str(error)) from error
 
 
 def _check_capturable(parts: EagerParts, *, rows: int, top_k: int, spare: int) -> None:
@@ -144,7 +172,7 @@ def _format(parts: EagerParts) -> ExpertFormat:
 
 
 def _prefetch(
-    parts: EagerParts, look_ahead: PreGate, bank: MappedBank, tables: DeviceTables, region: ControlRegion
+    parts: EagerParts, look_ahead: LookAhead, bank: MappedBank, tables: DeviceTables, region: ControlRegion
 ) -> CapturedPrefetch:
     try:
         return CapturedPrefetch(

@@ -150,11 +150,12 @@ class StatsRecorder:
         with self._guard:
             decode = self._phases[Phase.DECODE]
             on_device = self._orchestrator.device_stats()
+            routed = RoutingStats() if self._routing is None else self._routing.device_stats()
             return EngineStats(
                 requests=self._requests,
                 active_rows=self._active_rows,
                 prefill=self._phases[Phase.PREFILL],
-                decode=replace(decode, cache=decode.cache + on_device),
+                decode=replace(decode, cache=decode.cache + on_device, routing=decode.routing + routed),
                 slots=self._cache.counts(),
                 bank_bytes=bank_bytes,
                 slab_bytes=slab_bytes,

@@ -22,7 +22,7 @@ from hetero_runtime.config.tree import (
 )
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.budget import make_budgets
-from hetero_runtime.plan.demand import Demand, drafted_tokens
+from hetero_runtime.plan.demand import Demand, drafted_tokens, prefetches_in_graph
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 from hetero_runtime.plan.slabs import choose_host_slabs, choose_slabs
@@ -45,7 +45,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         mode=_mode(config.execution, device),
         is_packed=_is_packed(config.memory, device, geometry),
         threads=_threads(config, hardware),
-        is_prefetched_in_graph=config.prediction.predictor == "pregate",
+        is_prefetched_in_graph=prefetches_in_graph(config),
         num_drafted=drafted_tokens(config),
         backing=config.memory.backing,
     )

@@ -97,10 +97,11 @@ def _check_keys(config: Config, source: str) -> None:
 
 def _check_machinery(config: Config, source: str) -> None:
     policy = config.routing.policy
-    if config.execution.mode == "graph":
+    in_flight = config.prefetch.in_flight
+    if config.execution.mode == "graph" and in_flight != PrefetchConfig.in_flight:
         raise ConfigError(
-            f"{source}: routing.policy: {policy} with execution.mode: graph is not in this version; write "
-            "execution.mode: eager"
+            f"{source}: prefetch.in_flight: {in_flight} with execution.mode: graph is not in this version; "
+            f"the captured step has {PrefetchConfig.in_flight} copies under way: leave prefetch.in_flight out"
         )
     drafter = config.speculation.drafter
     if policy == "block_selection" and drafter == "none":

@@ -16,8 +16,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -30,6 +31,14 @@ Around = Callable[[], AbstractContextManager[None]]
 Replay = Callable[[], object]
 Capture = Callable[[Callable[[], object]], Replay]
 """Takes device work and gives what repeats it."""
+
+
+class Texts(Protocol):
+    """Somebody who is told of the texts in rows."""
+
+    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> AbstractContextManager[None]:
+        """Around each pass over a prompt `ids` `[n]` in `row`; `is_first`: its text begins with it."""
+
 
 NUM_WARM_UPS = 3
 """Steps before the capture: kernels compile and libraries allocate what they never allocate again."""
@@ -77,14 +86,22 @@ class GraphSequences:
     """
 
     def __init__(
-        self, model: Any, *, active: torch.Tensor, max_length: int, capture: Capture | None = None
+        self,
+        model: Any,
+        *,
+        active: torch.Tensor,
+        max_length: int,
+        capture: Capture | None = None,
+        texts: Texts | None = None,
     ) -> None:
-        """`capture`: how work is captured; as a CUDA graph unless given."""
+        """`capture`: how work is captured; as a CUDA graph unless given. `texts`: who is told of them."""
         self._sequences = StaticSequences(model, rows=len(active), max_length=max_length, active=active)
         self._active = active
         self._capture = capture
-        self._tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
-        self._said = torch.zeros_like(self._tokens)
+        self._texts = texts
+        self.tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
+        """What the next step reads, by row; it stays at its address."""
+        self._said = torch.zeros_like(self.tokens)
         self._uniforms = torch.zeros(len(active), device=active.device)
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         self._sampler = RowSampler(len(active), vocab_size, active.device)
@@ -106,8 +123,9 @@ class GraphSequences:
         """
         self._graphs.clear()
         capture = self._capture or GraphCapture()
-        with prefill():
-            self._sequences.prefill(0, torch.zeros(1, dtype=torch.long, device=self._active.device))
+        nothing = torch.zeros(1, dtype=torch.long, device=self._active.device)
+        with prefill(), self._reading(0, nothing):
+            self._sequences.prefill(0, nothing)
         self._active.zero_()
         self._active[0] = True
         with decode():
@@ -135,7 +153,7 @@ class GraphSequences:
         """A row for passes without sampling."""
         row = self.take_row()
         try:
-            yield RowSequence(self._sequences, row)
+            yield RowSequence(self._sequences, row, partial(self._reading, row))
         finally:
             self.give_back(row)
 
@@ -161,7 +179,8 @@ class GraphSequences:
     ) -> int:
         """Run the prompt `ids` `[n]` in the empty `row`: its first token, sampled with `params` as all that
         follow; UNSOUND where the logits are. Waits for the device."""
-        logits = self._sequences.prefill(row, ids, images or None)[None]
+        with self._reading(row, ids):
+            logits = self._sequences.prefill(row, ids, images or None)[None]
         self._sampler.set(row, params, ids)
         if self._sampler.is_plain(params):
             said = self._sampler.greedy(logits)
@@ -169,7 +188,7 @@ class GraphSequences:
             uniforms = torch.full((1,), uniform, device=ids.device)
             everyone = torch.ones(1, dtype=torch.bool, device=ids.device)
             said = self._sampler.draw(logits, uniforms, is_active=everyone, first_row=row)
-        self._tokens[row] = said[0].clamp_min(0)
+        self.tokens[row] = said[0].clamp_min(0)
         return int(said)
 
     @torch.inference_mode()
@@ -194,10 +213,15 @@ class GraphSequences:
             said[i].copy_(self._said[:rows], non_blocking=True)
         return Submitted(said)
 
+    def _reading(self, row: int, ids: torch.Tensor) -> AbstractContextManager[None]:
+        if self._texts is None:
+            return nullcontext()
+        return self._texts.read(row, ids, is_first=self._sequences.length(row) == 0)
+
     # ---- what is captured
 
     def _step(self, rows: int) -> None:
-        self._logits[rows] = self._sequences.step(self._tokens[:rows])
+        self._logits[rows] = self._sequences.step(self.tokens[:rows])
 
     def _greedy(self, rows: int) -> None:
         self._say(self._sampler.greedy(self._logits[rows]))
@@ -207,7 +231,7 @@ class GraphSequences:
         self._say(self._sampler.draw(self._logits[rows], self._uniforms[:rows], is_active=active))
 
     def _say(self, said: torch.Tensor) -> None:
-        tokens = self._tokens[: len(said)]
+        tokens = self.tokens[: len(said)]
         self._said[: len(said)].copy_(said)
         tokens.copy_(torch.where(self._active[: len(said)], said.clamp_min(0), tokens))
 
@@ -245,8 +269,14 @@ class GraphCapture:
 class RowSequence:
     """One row as a sequence, every pass a prefill."""
 
-    def __init__(self, sequences: StaticSequences, row: int) -> None:
-        self._sequences, self._row = sequences, row
+    def __init__(
+        self,
+        sequences: StaticSequences,
+        row: int,
+        reading: Callable[[torch.Tensor], AbstractContextManager[None]],
+    ) -> None:
+        self._sequences, self._row, self._reading = sequences, row, reading
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        return self._sequences.prefill(self._row, ids, images or None)
+        with self._reading(ids):
+            return self._sequences.prefill(self._row, ids, images or None)

@@ -104,11 +104,16 @@ class Demand:
             mode=config.execution.mode,
             is_packed=config.memory.packed,
             threads=config.cpu.threads,
-            is_prefetched_in_graph=config.prediction.predictor == "pregate",
+            is_prefetched_in_graph=prefetches_in_graph(config),
             num_drafted=drafted_tokens(config),
             backing=config.memory.backing,
             host_slabs=config.memory.host_slabs,
         )
+
+
+def prefetches_in_graph(config: Config | ResolvedConfig) -> bool:
+    """Whether a captured step would prefetch."""
+    return config.prediction.predictor == "pregate" or config.prefetch.schedule == "bounded"
 
 
 def drafted_tokens(config: Config | ResolvedConfig) -> int:
@@ -128,6 +133,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _prefix_row(geometry, demand.pinned_prefix),
         _unpacking_row(geometry, demand),
         _drafter_row(geometry, demand),
+        *([_calibration_row(geometry, "device")] if demand.mode == "graph" else []),
     ]
     host = [
         _bank_row(geometry, demand),
@@ -135,7 +141,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _host_slab_row(geometry, demand),
         _staging_row(geometry, demand),
         _predictor_row(geometry),
-        _calibration_row(geometry),
+        _calibration_row(geometry, "host"),
     ]
     return [row for row in (*device, *host) if row.peak > 0]
 
@@ -251,9 +257,10 @@ def _staging_row(geometry: Geometry, demand: Demand) -> Row:
     return Row("staging", "host", ring + largest, ring, ring, "largest tensor on its way")
 
 
-def _calibration_row(geometry: Geometry) -> Row:
-    """Token priors, most of it; the logical caches of rows are small beside them."""
-    return Row.constant("calibration", "host", geometry.calibration_bytes)
+def _calibration_row(geometry: Geometry, tier: Tier) -> Row:
+    """Token priors, most of it; the logical caches of rows are small beside them. On the device for captured
+    steps, on the host always."""
+    return Row.constant("calibration", tier, geometry.calibration_bytes)
 
 
 def _predictor_row(geometry: Geometry) -> Row:

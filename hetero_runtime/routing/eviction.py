@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hetero_scheduler import EvictionPolicy
 from hetero_scheduler.routing import LogicalCache
 
-_HELD = 2.0**32
+HELD = 2.0**32
 """Above every priority: those of LRU count steps."""
 
 
@@ -25,5 +25,5 @@ class LogicalEviction(EvictionPolicy):
 
     def follow(self, layer: int, caches: Sequence[LogicalCache]) -> None:
         """`layer` of `caches`, those of the running pass, has changed."""
-        scores = [_HELD * cache.is_resident()[layer] + cache.priority(layer) for cache in caches]
+        scores = [HELD * cache.is_resident()[layer] + cache.priority(layer) for cache in caches]
         np.max(scores, axis=0, out=self.score[layer])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import NamedTuple, Protocol
@@ -55,7 +55,10 @@ class CountsRouting(Protocol):
     """What adds up a routing's decisions."""
 
     def stats(self) -> RoutingStats:
-        """Since the engine was loaded."""
+        """What the host has decided since the engine was loaded."""
+
+    def device_stats(self) -> RoutingStats:
+        """What was decided where only the device counts; zeros if the host decides everything."""
 
 
 class Routing:
@@ -79,6 +82,8 @@ class Routing:
         self._followed: list[LogicalCache] = []
         self._guess: npt.NDArray[np.float32] | None = None
         self._stats = RoutingStats()
+        self.on_device: Callable[[], RoutingStats] | None = None
+        """How a captured step is asked what it has counted."""
 
     # ---- texts
 
@@ -144,8 +149,12 @@ class Routing:
         return any(bool(part.cache.is_resident()[key]) for part in self._parts)
 
     def stats(self) -> RoutingStats:
-        """Since the engine was loaded."""
+        """What the host has decided since the engine was loaded."""
         return self._stats
+
+    def device_stats(self) -> RoutingStats:
+        """What a captured step has decided."""
+        return RoutingStats() if self.on_device is None else self.on_device()
 
     def _follow(self, layer: int) -> None:
         self.eviction.follow(layer, self._followed)

@@ -66,6 +66,10 @@ class BlockRouting:
         """Of blocks, since the engine was loaded."""
         return self._stats
 
+    def device_stats(self) -> RoutingStats:
+        """Nothing: the host decides every block."""
+        return RoutingStats()
+
 
 class BlockText(CheckedText):
     """A text whose drafts share their experts."""

@@ -38,7 +38,7 @@ class DeviceCaches:
         self.counters = torch.zeros(
             (rows, like.shape.num_layers, len(COUNTERS)), dtype=torch.int64, device=device
         )
-        """Experts of COUNTERS since the row was adopted."""
+        """Experts of COUNTERS."""
         self.bonus = torch.from_numpy(like.tables.bonus).to(device)
         self.prior = torch.from_numpy(like.tables.prior).to(device)
         rows_of_tokens = like.prior.rows(np.arange(vocab_size)).astype(np.int32)
@@ -46,11 +46,10 @@ class DeviceCaches:
         """By token."""
 
     def adopt(self, row: int, cache: LogicalCache) -> None:
-        """`row` goes on from `cache`; its counters begin at zero. Waits for the device."""
+        """`row` goes on from `cache`. Waits for the device."""
         assert (cache.shape, cache.policy.rules) == (self.shape, self.rules), "a cache of another policy"
         for name, array in cache.state._asdict().items():
             self.state[name][row].copy_(torch.from_numpy(array))
-        self.counters[row].zero_()
 
     def to_host(self, row: int, cache: LogicalCache) -> None:
         """`cache` goes on from `row`. Waits for the device."""

@@ -30,7 +30,7 @@ from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import EVICTION_POLICIES, SlotState
-from hetero_scheduler.eviction import FORECAST_POLICIES
+from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
 
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _FETCH = tl.constexpr(int(SlotState.FETCH))
@@ -42,9 +42,10 @@ _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _REQUIRED, _HITS = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUNTERS.index("hits"))
 _LATE, _MISSES = tl.constexpr(COUNTERS.index("late")), tl.constexpr(COUNTERS.index("misses"))
 _LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("evictions"))
-_POLICIES = EVICTION_POLICIES + FORECAST_POLICIES
+_POLICIES = EVICTION_POLICIES + FORECAST_POLICIES + FOLLOWING_POLICIES
 _LRU, _LFU = tl.constexpr(_POLICIES.index("lru")), tl.constexpr(_POLICIES.index("lfu"))
 _BELADY = tl.constexpr(_POLICIES.index("belady"))
+_LOGICAL = tl.constexpr(_POLICIES.index("logical"))
 
 
 def ensure(
@@ -220,6 +221,8 @@ def _observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl
         new_score = old_score + 1.0
     elif POLICY == _BELADY:  # forecasts score elsewhere, from 0 upwards; below 0 are those without any
         new_score = tl.where(old_score < 0, -1.0 / layers_run.to(tl.float64), old_score)
+    elif POLICY == _LOGICAL:
+        new_score = old_score
     else:
         log_now = tl.zeros_like(old_score) + passes.to(tl.float64) / tl.full((), HALF_LIFE, tl.float64)
         high, low = tl.maximum(old_score, log_now), tl.minimum(old_score, log_now)

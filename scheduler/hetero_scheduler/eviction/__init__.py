@@ -8,6 +8,8 @@ EVICTION_POLICIES = ("lru", "lfu", "lfru")
 """Policies of history alone. The device tables know them by their place in this order."""
 FORECAST_POLICIES = ("belady",)
 """Policies that are also told what a predictor forecasts."""
+FOLLOWING_POLICIES = ("logical",)
+"""Policies whose scores a routing policy keeps: a use changes none."""
 
 __all__ = ["EVICTION_POLICIES", "FORECAST_POLICIES", "EvictionPolicy", "make_eviction"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetero_gpu import SlabPool
 from hetero_gpu.tables import DeviceTables, MappedBank, TableError, ensure, gather
-from hetero_scheduler import EVICTION_POLICIES, ExpertKey, SlotState
+from hetero_scheduler import EVICTION_POLICIES, EvictionPolicy, ExpertKey, SlotMachine, SlotState
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.gpu.tables.host_twin import HostTwin
 
@@ -204,6 +204,25 @@ def test_pairs_that_the_kernel_cannot_read_are_refused(top_k_index: torch.Tensor
     tables = tables_of(HostTwin.of(4, NUM_LAYERS, NUM_EXPERTS, policy="lru"), torch.device("cpu"))
     with pytest.raises(ValueError, match=message):
         ensure(tables, 0, top_k_index)
+
+
+class Told(EvictionPolicy):
+    """Its scores come from elsewhere."""
+
+    name = "logical"
+
+    def observe(self, layer: int, tokens_per_expert: np.ndarray) -> None:
+        self.passes[layer] += 1
+
+
+def test_scores_that_somebody_else_keeps_stay_as_they_are() -> None:
+    policy = Told(1, NUM_EXPERTS)
+    twin = HostTwin(SlotMachine(2, num_layers=1, num_experts=NUM_EXPERTS), policy)
+    tables = tables_of(twin, torch.device("cpu"))
+    for experts, scores in (([0, 1], [1, 2, 3]), ([2, 1], [1, 9, 4]), ([0, 2], [7, 8, 9])):
+        policy.score[0, :3] = scores
+        tables.score[0, :3] = torch.tensor(scores)
+        run_layer(tables, twin, 0, np.array([experts]))
 
 
 @pytest.mark.gpu

@@ -238,6 +238,24 @@ def test_a_request_given_up_leaves_nothing_behind(checkpoint: MakeCheckpoint) ->
         assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_captured_step_says_what_the_eager_engine_says(
+    name: str, policy: str, *, checkpoint: MakeCheckpoint
+) -> None:
+    folder, said = calibrated(checkpoint(name)), []
+    for mode in ("eager", "graph"):
+        execution = {"mode": mode, "max_rows": 1, "max_length": 128}
+        config = settings(folder, POLICIES[policy], device="cuda", execution=execution)
+        with Engine.load(config) as engine:
+            tokens = [engine.generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS[:3]]
+            engine.check()
+            stats = engine.stats()
+        said.append((tokens, stats.prefill.routing, stats.decode.routing))
+    assert said[0] == said[1]
+
+
 # ---- copies
 
 

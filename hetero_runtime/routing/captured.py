@@ -1,0 +1,112 @@
+"""The routing policy inside the captured step: prompts decided by the host, single tokens on the device.
+
+    prompt   Routing.choose, layer by layer ─► the row's logical cache ─► adopted by its row on the device
+    step     router ─ select ─► experts run        all rows at once, one launch
+                └─ next router ─ steer ─► keys of what it inserts, for `captured_prefetch`
+
+Both sides decide alike, bit for bit, so where a token is decided changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hetero_gpu.routing import DeviceCaches, select, steer
+from hetero_runtime.hf.router_choice import RouterScores, let_choose
+from hetero_runtime.routing.eviction import HELD
+from hetero_runtime.routing.routing import Routing, RoutingStats, TextPart
+
+
+class CapturedRouting:
+    """`active` bool `[rows]`, on the device: whose token counts in a step. `score` float64 `[L, E]`, on the
+    device: eviction scores that follow the logical caches; None where eviction has a mind of its own.
+
+    Also a LookAhead of `captured_prefetch`: what has been inserted for the next layer.
+    """
+
+    def __init__(
+        self, routing: Routing, *, active: torch.Tensor, vocab_size: int, score: torch.Tensor | None = None
+    ) -> None:
+        self._routing, self._active, self._score = routing, active, score
+        self._caches = DeviceCaches(
+            routing.new_cache(), rows=len(active), vocab_size=vocab_size, device=active.device
+        )
+        self._tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
+        self._is_prompt = False
+        self._inserted: torch.Tensor | None = None
+        routing.on_device = self.stats
+
+    def attach(self, model: Any, tokens: torch.Tensor) -> None:
+        """Decide for the routers of `model` from now on. `tokens` int64 `[rows]`, on the device: what steps
+        read, at an address that stays."""
+        self._tokens = tokens
+        let_choose(model, self.choose, looks_ahead=self._routing.policy.looks_ahead)
+
+    # ---- prompts
+
+    @contextmanager
+    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> Iterator[None]:
+        """Around a pass over the prompt `ids` `[n]` in `row`. `is_first`: whether its text begins with it."""
+        cache = self._routing.new_cache()
+        if not is_first:
+            self._caches.to_host(row, cache)
+        with self._routing.pass_of([TextPart(cache, ids.cpu().numpy())]):
+            self._is_prompt = True
+            try:
+                yield
+            finally:
+                self._is_prompt = False
+        self._caches.adopt(row, cache)
+
+    # ---- routers, and what is captured
+
+    def choose(self, layer: int, said: RouterScores, guess: torch.Tensor | None) -> torch.Tensor:
+        """A Chooser. In a step: device work alone."""
+        if self._is_prompt:
+            return self._routing.choose(layer, said, guess)
+        rows = len(said.own)
+        tokens, active = self._tokens[:rows], self._active[:rows]
+        experts = select(
+            self._caches,
+            layer,
+            said.scores.contiguous(),
+            said.own.contiguous(),
+            tokens=tokens,
+            active=active,
+        )
+        self._follow(layer)
+        self._inserted = None
+        if guess is not None:
+            self._inserted = steer(self._caches, layer + 1, guess.contiguous(), tokens, active=active)
+            self._follow(layer + 1)
+        return experts
+
+    def __call__(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Keys of what was inserted for the layer after `layer`, as a LookAhead gives them."""
+        if self._inserted is None or not self._inserted.numel():
+            return None
+        first_key = (layer + 1) * self._routing.shape.num_experts
+        keys = torch.where(self._inserted >= 0, self._inserted + first_key, -1)
+        return keys.t().flatten().contiguous()
+
+    def stats(self) -> RoutingStats:
+        """What steps decided since the engine was loaded. Waits for the device."""
+        inserted, demanded, deviating = self._caches.counters.sum(dim=(0, 1)).tolist()
+        return RoutingStats(inserted, demanded, deviating)
+
+    def forget_counts(self) -> None:
+        """Start `stats` from zero."""
+        self._caches.counters.zero_()
+
+    def _follow(self, layer: int) -> None:
+        """The score of LogicalEviction, on the device: of all rows that are active."""
+        if self._score is None:
+            return
+        state, active = self._caches.state, self._active[:, None]
+        held = ((state["is_resident"][:, layer] != 0) & active).any(dim=0)
+        priority = torch.where(active, state["priority"][:, layer], 0).amax(dim=0)
+        self._score[layer].copy_(held * HELD + priority.double())
