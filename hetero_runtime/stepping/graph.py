@@ -61,8 +61,8 @@ class GraphStepper(Stepper):
         finally:
             self._left.append(row)  # without a turn: an abandoned stream may end inside another's
 
-    def run_prompt(self, tokens: GraphTokens, images: dict[str, torch.Tensor]) -> int:
-        """Prefill; the first token, or UNSOUND. Takes the turn."""
+    def run_prompt(self, tokens: GraphTokens, images: dict[str, torch.Tensor]) -> None:
+        """Prefill; gives `tokens` the first one, or UNSOUND. Takes the turn."""
         request, device = tokens.request, self._passes.device
         inputs = {name: tensor.to(device) for name, tensor in images.items()}
         ids = torch.tensor(request.prompt_ids, device=device)
@@ -71,8 +71,8 @@ class GraphStepper(Stepper):
             token = self._sequences.first_token(
                 tokens.row, ids, inputs, params=request.params, uniform=uniform
             )
+            tokens.put([token])  # before the turn is over: the next one may step this row
             self._rows[tokens.row] = tokens
-        return token
 
     def advance(self, tokens: GraphTokens) -> None:
         """Give `tokens` what it waits for: a token, or what went wrong. Takes the turn."""
@@ -157,7 +157,7 @@ class GraphTokens(Tokens):
         return bool(self._ready)
 
     def first(self, images: dict[str, torch.Tensor]) -> int:
-        self.put([self._stepper.run_prompt(self, images)])
+        self._stepper.run_prompt(self, images)
         return self._take()
 
     def next(self) -> int:
