@@ -34,6 +34,8 @@ from hetero_runtime.hf.loading import Skeleton, build_skeleton, load_backbone
 from hetero_runtime.hf.router_choice import let_choose
 from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
 from hetero_runtime.hf.tokens import eos_token_ids, load_tokenizer
+from hetero_runtime.in_place import InPlaceMisses
+from hetero_runtime.in_place.build import Routed, check_in_place, make_in_place, splits_by_cost
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.ahead import Ahead
@@ -132,19 +134,27 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     speculation = make_speculation(config, tokenizer, skeleton.model, skeleton.architecture)
     routing = make_routing(config, skeleton.model, skeleton.architecture)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
+    routed = Routed(list(skeleton.experts.values()), skeleton.dtype)
+    check_in_place(config, routed, split.experts)
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
     with ExitStack() as undo:
         store = _open_store(config, checkpoint, split.experts, progress)
         undo.callback(store.close)
         eviction = _make_eviction(config, store, routing)
-        tiers = _make_tiers(config, store, device, eviction=eviction, is_timed=bool(predictors), undo=undo)
-        driven = _make_orchestrator(config, skeleton, tiers, predictors=predictors, routing=routing)
+        is_timed = bool(predictors) or splits_by_cost(config)
+        tiers = _make_tiers(config, store, device, eviction=eviction, is_timed=is_timed, undo=undo)
+        in_place = make_in_place(config, routed, store, cache=tiers.cache, eviction=eviction, link=tiers.link)
+        if in_place is not None:
+            undo.callback(in_place.close)
+        driven = _make_orchestrator(
+            config, skeleton, tiers, predictors=predictors, routing=routing, in_place=in_place
+        )
         orchestrator, sequences = _choose_mode(
             config,
             EagerParts(
                 model=skeleton.model,
-                experts=list(skeleton.experts.values()),
+                experts=routed.modules,
                 store=store,
                 slabs=tiers.slabs,
                 cache=tiers.cache,
@@ -274,9 +284,10 @@ def _make_orchestrator(
     *,
     predictors: list[Predictor],
     routing: Routing | None,
+    in_place: InPlaceMisses | None,
 ) -> _Driven:
     foresight, top_k = None, router_top_k(skeleton.model)
-    if tiers.link is not None:
+    if predictors and tiers.link is not None:
         foresight = make_foresight(
             config,
             predictors,
@@ -297,6 +308,7 @@ def _make_orchestrator(
         is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
         ahead=ahead,
         governor=make_governor(config, tiers.supply, tiers.slabs, tiers.cache, top_k=top_k),
+        in_place=in_place,
     )
     return _Driven(orchestrator, foresight)
 

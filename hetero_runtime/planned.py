@@ -68,7 +68,7 @@ def three_residencies(config: Config) -> list[Config]:
     if memory.slabs != "auto" or memory.residency is not None:
         return [config]
     geometry = read_geometry(model_dir(config))
-    least = least_slabs(geometry, memory.pool, 0)
+    least = least_slabs(geometry, memory.pool, 0, needs_slabs=config.misses.handler != "cpu")
     quarter = max(least, geometry.num_routed_experts // 4)
     return [
         replace(config, memory=replace(memory, slabs=slabs))

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from hetero_gpu import CacheStats, SlabCache
+from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.profiling import mark_stall, span
 from hetero_runtime.routing import CountsRouting, RoutingStats
@@ -30,11 +31,18 @@ class PhaseStats:
     stall_s: float
     cache: CacheStats
     routing: RoutingStats
+    in_place: InPlaceStats = field(default_factory=InPlaceStats)
+    """Of the experts required, those that the CPU computed where they lie, and the time that it took."""
 
     @property
     def tok_s(self) -> float:
         """Tokens a second of this phase."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Part of the required experts that the CPU computed in place of the device."""
+        return self.in_place.experts / self.cache.required if self.cache.required else 0.0
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,7 @@ class DraftStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot. `slots` counts slots by state; `disk` what was read from below host memory; `cpu_share` is
-    the part of expert executions done by the CPU in place of the device (always 0 while misses are handled by
-    loading)."""
+    """A snapshot. `slots` counts slots by state; `disk` what was read from below host memory."""
 
     requests: int
     active_rows: int
@@ -70,7 +76,6 @@ class EngineStats:
     peak_rss_bytes: int
     peak_device_bytes: int
     disk: ReadStats
-    cpu_share: float = 0.0
     drafts: DraftStats = DraftStats()
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +84,11 @@ class EngineStats:
         result["slots"], result["disk"] = self.slots._asdict(), self.disk._asdict()
         for phase in ("prefill", "decode"):
             stats: PhaseStats = getattr(self, phase)
-            result[phase] |= {"tok_s": stats.tok_s, "hit_rate": stats.cache.hit_rate}
+            result[phase] |= {
+                "tok_s": stats.tok_s,
+                "hit_rate": stats.cache.hit_rate,
+                "cpu_share": stats.cpu_share,
+            }
             result[phase]["routing"] |= stats.routing.per_token(stats.tokens)
         result["drafts"]["tokens_per_pass"] = self.drafts.tokens_per_pass
         return result
@@ -115,6 +124,7 @@ class StatsRecorder:
         """Around forward passes (the caller has the turn); what is given up counts no tokens."""
         before, routed = self._cache.stats(), self._routing_stats()
         stalled, began = self._cache.stall_s(), time.perf_counter()
+        in_place = self._orchestrator.in_place_stats()
         is_whole = False
         try:
             with span(phase.value):
@@ -131,6 +141,7 @@ class StatsRecorder:
                     stall_s=old.stall_s + stall_s,
                     cache=old.cache + (self._cache.stats() - before),
                     routing=old.routing + (self._routing_stats() - routed),
+                    in_place=old.in_place + (self._orchestrator.in_place_stats() - in_place),
                 )
 
     def drafted(self, num_tokens: int, *, accepted: int, seconds: float) -> None:

@@ -37,7 +37,7 @@ class CacheStats:
     late: int = 0
     """Prefetched, but still on the link when the layer began."""
     misses: int = 0
-    """Loaded on demand."""
+    """Absent: loaded on demand, or computed where they lie."""
     loads: int = 0
     prefetches: int = 0
     prefetches_dropped: int = 0
@@ -152,6 +152,10 @@ class SlabCache:
     def num_available(self, layer: int) -> int:
         """Slots that a load for `layer` could take now."""
         return self._machine.num_available(layer)
+
+    def num_empty(self, layer: int) -> int:
+        """Slots that a load for `layer` could take with nobody leaving."""
+        return self._machine.num_empty(layer)
 
     def counts(self) -> SlotCounts:
         """Slots by state."""

@@ -44,7 +44,7 @@ def summary_table(
     table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
-    table.add_row("computed by the CPU in place", "", f"{stats.cpu_share:.0%}")
+    table.add_row("computed by the CPU in place", *(_in_place(phase) for phase in phases))
     table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} MB")
     table.add_row("host bank", "", f"{stats.bank_bytes / 1e6:,.1f} MB")
     if weight_errors is not None:
@@ -69,6 +69,14 @@ def _accepted(drafts: DraftStats) -> str:
 def _stall(phase: PhaseStats) -> str:
     share = phase.stall_s / phase.seconds if phase.seconds else 0.0
     return f"{phase.stall_s * 1e3:,.0f} ms ({share:.0%})"
+
+
+def _in_place(phase: PhaseStats) -> str:
+    """Share of the experts, how many, and what that took the CPU."""
+    done = phase.in_place
+    if not done.experts:
+        return "0%"
+    return f"{phase.cpu_share:.0%} ({done.experts:,}, {1e3 * done.seconds:,.0f} ms)"
 
 
 def _split(phase: PhaseStats) -> str:

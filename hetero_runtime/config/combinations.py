@@ -34,6 +34,7 @@ def check_combinations(config: Config, source: str) -> None:
             f"{_listener(config)} by forecasts; write eviction.policy: logical and prefetch.schedule: "
             "bounded (or none), or take preset: psr"
         )
+    _check_misses(config, source)
 
 
 def require_no_drafter(speculation: SpeculationConfig, what: str) -> None:
@@ -51,6 +52,11 @@ def _check_memory(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: memory.slabs={memory.slabs} and memory.residency={memory.residency} are both given; "
             f"they say the same thing, keep one"
+        )
+    if memory.slabs == 0 and memory.pinned_prefix in (0, "auto") and acts_on_forecasts(config):
+        raise ConfigError(
+            f"{source}: {_listener(config)} acts on forecasts of what slabs should hold, and memory.slabs: 0 "
+            "leaves none; write preset: lru, or give slabs"
         )
 
 
@@ -138,6 +144,42 @@ def _check_speculation(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: speculation.drafter: {drafter} with {what} is not in this version; write "
             "execution.mode: eager and preset: lru, or speculation.drafter: none"
+        )
+
+
+def _check_misses(config: Config, source: str) -> None:
+    handler, cpu = config.misses.handler, config.cpu
+    if handler != "load" and config.execution.mode == "graph":
+        raise ConfigError(
+            f"{source}: misses.handler: {handler} with execution.mode: graph is not in this version; write "
+            "execution.mode: eager, or misses.handler: load"
+        )
+    if handler != "hybrid" and config.misses.cpu_share != "auto":
+        raise ConfigError(
+            f"{source}: misses.cpu_share: {config.misses.cpu_share} is how misses.handler: hybrid splits, "
+            f"and here it is {handler}; write misses.handler: hybrid, or leave misses.cpu_share out"
+        )
+    if handler != "load" and config.memory.backing != "ram":
+        raise ConfigError(
+            f"{source}: misses.handler: {handler} computes experts where they lie, in host memory, and with "
+            f"memory.backing: {config.memory.backing} they do not lie there; write memory.backing: ram, or "
+            "misses.handler: load"
+        )
+    if handler != "load" and config.routing.policy != "exact":
+        raise ConfigError(
+            f"{source}: routing.policy: {config.routing.policy} gives text that no timing changes, and with "
+            f"misses.handler: {handler} its last bits depend on what is resident; write misses.handler: load"
+        )
+    if handler == "load" and (cpu.isa != "auto" or cpu.backend != "native"):
+        named = f"cpu.isa: {cpu.isa}" if cpu.isa != "auto" else f"cpu.backend: {cpu.backend}"
+        raise ConfigError(
+            f"{source}: {named} is for experts that the CPU computes, and misses.handler: load computes none "
+            "there; write misses.handler: cpu or hybrid, or leave it out"
+        )
+    if cpu.backend != "native" and cpu.isa != "auto":
+        raise ConfigError(
+            f"{source}: cpu.isa: {cpu.isa} is for cpu.backend: native, and here it is {cpu.backend}; leave "
+            "cpu.isa out"
         )
 
 

@@ -36,6 +36,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
     """
     check_available(config)
     device = _device(config, hardware)
+    cpu = ResolvedCpu(_threads(config, hardware), config.cpu.isa, config.cpu.backend)
     demand = Demand(
         device=device,
         dtype=geometry.dtype if config.model.dtype == "auto" else config.model.dtype,
@@ -44,10 +45,13 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         pinned_prefix=_pinned_prefix(config.memory, geometry),
         mode=_mode(config.execution, device),
         is_packed=_is_packed(config.memory, device, geometry),
-        threads=_threads(config, hardware),
+        threads=cpu.threads,
         is_prefetched_in_graph=prefetches_in_graph(config),
         num_drafted=drafted_tokens(config),
         backing=config.memory.backing,
+        misses=config.misses.handler,
+        backend=cpu.backend,
+        workers=cpu.workers,
     )
     memory = _memory(config.memory, hardware, geometry, demand=demand)
     return ResolvedConfig(
@@ -66,7 +70,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
             max_rows=demand.max_rows,
             max_length=demand.max_length,
         ),
-        cpu=ResolvedCpu(demand.threads, config.cpu.isa, config.cpu.backend),
+        cpu=cpu,
         vision=config.vision,
         speculation=config.speculation,
     )

@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le
 Auto = Literal["auto"]
 Count = Annotated[int, Ge(0), "a whole number of 0 or more"]
 Positive = Annotated[int, Ge(1), "a whole number of 1 or more"]
+Share = Annotated[float, Ge(0), Le(1), "a number from 0 to 1"]
 Fraction = Annotated[float, Gt(0), Le(1), "a number above 0, up to 1"]
 ByteSize = Annotated[int, Ge(0), "bytes, such as 8GiB, 12.5 GB or 8589934592"]
 
@@ -28,8 +29,9 @@ Pool = Literal["global", "per_layer"]
 Backing = Literal["ram", "mmap", "direct", "swap"]
 Policy = Literal["exact", "cache_prior", "psr", "speculative_experts", "block_selection"]
 Priority = Literal["lru", "a"]
-Isa = Literal["auto", "avx2", "avx512", "amx", "neon"]
-CpuBackend = Literal["torch", "native", "ktransformers"]
+Isa = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
+MissHandler = Literal["load", "cpu", "hybrid"]
+CpuBackend = Literal["native", "torch", "ktransformers"]
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,14 @@ class EvictionConfig:
 
 @dataclass(frozen=True)
 class MissesConfig:
-    handler: Literal["load", "cpu", "hybrid"] = "load"
-    """What happens to an expert that is needed and absent. load: copied to a slab, the layer waits."""
+    handler: MissHandler = "load"
+    """What happens to an expert that is needed and absent. load: copied to a slab, the layer waits. cpu:
+    computed on the CPU where it lies, once no slab is empty. hybrid: a layer's misses are split so that link
+    and CPU finish together, by costs measured at the start and while running. Output of cpu and hybrid equals
+    transformers' up to rounding, and with hybrid the rounding depends on timing."""
+    cpu_share: Share | Auto = "auto"
+    """Share of each layer's misses that hybrid computes on the CPU, those of least worth. auto: by measured
+    costs. A number asks no clock: the same requests, one after another, give the same bits in every run."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +176,15 @@ class ExecutionConfig:
 @dataclass(frozen=True)
 class CpuConfig:
     threads: Positive | Auto = "auto"
-    """Threads for computation on the CPU. auto: the physical cores this process may use."""
+    """Cores for the CPU's part: loading and packing, and, with misses.handler cpu or hybrid, one for the
+    engine and the others for experts. auto: the physical cores this process may use."""
     isa: Isa = "auto"
-    """Instruction set of the CPU kernels."""
-    backend: CpuBackend = "torch"
-    """Who computes experts on the CPU."""
+    """Instruction set of the native kernels. auto: the fastest that executes here, of those that keep
+    float32 unless the model computes in bfloat16."""
+    backend: CpuBackend = "native"
+    """Who computes experts on the CPU. native: our kernels, on the host bank as it lies. torch: torch's
+    products, for every format. ktransformers: kt-kernel, installed by hand, with its own copy of the
+    weights."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +276,11 @@ class ResolvedCpu:
     isa: Isa
     """auto: the kernels choose by executing, not by what the CPU claims."""
     backend: CpuBackend
+
+    @property
+    def workers(self) -> int:
+        """Threads that compute experts: one core is the engine's."""
+        return max(1, self.threads - 1)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class LayerSum:
     """
 
     def __init__(self, hidden: torch.Tensor, weights: torch.Tensor, dispatch: Dispatch) -> None:
-        self._hidden, self._weights, self._dispatch = hidden, weights, dispatch
+        self.hidden, self._weights, self.dispatch = hidden, weights, dispatch
         self.total = torch.zeros_like(hidden)
         if dispatch.num_tokens > 1:
             order = torch.from_numpy(dispatch.order).to(hidden.device)
@@ -86,12 +86,25 @@ class LayerSum:
 
     def add(self, i: int, mlp: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Run the i-th expert of the dispatch on its rows and add the result."""
-        begin, end = self._dispatch.bounds[i : i + 2].tolist()
-        if self._dispatch.num_tokens == 1:
-            column = int(self._dispatch.order[begin])
-            y = mlp(self._hidden) * self._weights[:, column, None]
+        begin, end = self.dispatch.bounds[i : i + 2].tolist()
+        if self.dispatch.num_tokens == 1:
+            column = int(self.dispatch.order[begin])
+            y = mlp(self.hidden) * self._weights[:, column, None]
             self.total += y.to(self.total.dtype)
             return
         tokens = self._tokens[begin:end]
-        y = mlp(self._hidden[tokens]) * self._sorted_weights[begin:end]
+        y = mlp(self.hidden[tokens]) * self._sorted_weights[begin:end]
         self.total.index_add_(0, tokens, y.to(self.total.dtype))
+
+    def host_weights(self) -> npt.NDArray[np.float32]:
+        """The routing weights, on the host. `[T, K]`"""
+        weights: npt.NDArray[np.float32] = self._weights.detach().float().cpu().numpy()
+        return weights
+
+    def add_rows(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
+        """Add a weighted sum of experts that was made elsewhere: `values` `[n, H]` to the tokens `rows`."""
+        part = torch.from_numpy(values).to(device=self.total.device, dtype=self.total.dtype)
+        if self.dispatch.num_tokens == 1:
+            self.total += part
+        else:
+            self.total.index_add_(0, torch.from_numpy(rows).to(self.total.device), part)

@@ -10,6 +10,7 @@ from enum import Enum
 import torch
 
 from hetero_gpu import CacheStats
+from hetero_runtime.in_place import InPlaceStats
 
 
 class Phase(Enum):
@@ -48,6 +49,10 @@ class Orchestrator(ABC):
     @abstractmethod
     def device_stats(self) -> CacheStats:
         """What decode passes counted where only the device counts; zeros if the host counts everything."""
+
+    def in_place_stats(self) -> InPlaceStats:
+        """Experts that the CPU computed where they lie; zeros where it never does."""
+        return InPlaceStats()
 
     @abstractmethod
     def check(self) -> None:

@@ -10,18 +10,22 @@ does not depend on what happened to be resident, not even in the last bit. Withi
 as far as slots allow. When a prompt touches more experts than there are slots, the same loop becomes waves:
 each expert executed frees the slot of one to come, and the resident expert that gives way first is the one
 needed last.
+
+Where misses may be computed in place (`in_place`), a part of them never comes to the device: the CPU begins
+with it before the first load and its sum is added last, so those outputs agree up to rounding only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
 
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
+from hetero_runtime.in_place import InPlaceMisses, InPlaceStats
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.tiers.governor import Governor
@@ -35,6 +39,7 @@ class EagerOrchestrator(Orchestrator):
     `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `ahead`:
     what follows from forecasts, or from a routing policy's insertions; None where there are neither.
     `governor`: gives slabs back where memory may run short; None where nobody does.
+    `in_place`: None loads every miss.
     """
 
     def __init__(
@@ -47,10 +52,11 @@ class EagerOrchestrator(Orchestrator):
         is_fetching_ahead: bool,
         ahead: Ahead | None = None,
         governor: Governor | None = None,
+        in_place: InPlaceMisses | None = None,
     ) -> None:
         self._cache, self._mlps, self._materialize = cache, mlps, materialize
         self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
-        self._ahead, self._governor = ahead, governor
+        self._ahead, self._governor, self._in_place = ahead, governor, in_place
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = Popularity(self._num_layers, self._num_experts)
         self._phase = Phase.DECODE
@@ -60,8 +66,11 @@ class EagerOrchestrator(Orchestrator):
     def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
         self._phase, self._checkpoint = phase, checkpoint
         try:
-            yield
+            with self._beside_the_cpu():
+                yield
         except BaseException:
+            if self._in_place is not None:
+                self._in_place.settle()
             self._cache.settle()
             raise
         finally:
@@ -84,7 +93,13 @@ class EagerOrchestrator(Orchestrator):
         kept = () if self._ahead is None else self._ahead.kept(layer)
         self._cache.begin_layer(layer, frozenset(needed), kept=kept)
         total = LayerSum(hidden, top_k_weights, dispatch)
-        self._execute(layer, needed, total)
+        if self._in_place is None:
+            self._execute(layer, range(len(needed)), needed, total)
+        else:
+            numbers = self._in_place.begin(needed, total)
+            needed = [needed[number] for number in numbers]
+            self._execute(layer, numbers, needed, total)
+            self._in_place.finish(total)
         if self._ahead is not None:
             self._ahead.layer_ends(layer, needed)
         return total.total
@@ -92,27 +107,44 @@ class EagerOrchestrator(Orchestrator):
     def device_stats(self) -> CacheStats:
         return CacheStats()
 
+    def in_place_stats(self) -> InPlaceStats:
+        return InPlaceStats() if self._in_place is None else self._in_place.stats()
+
     def check(self) -> None:
         self._cache.check()
 
+    def close(self) -> None:
+        if self._in_place is not None:
+            self._in_place.close()
+
+    def _beside_the_cpu(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._in_place is None else self._in_place.beside_torch()
+
     # ---- stages of one layer
 
-    def _execute(self, layer: int, needed: list[ExpertKey], total: LayerSum) -> None:
+    def _execute(self, layer: int, numbers: Sequence[int], needed: list[ExpertKey], total: LayerSum) -> None:
+        """Load what is missing of `needed` and add all of it up. `numbers`: its positions in the dispatch."""
         mlp = self._mlps[layer]
         num_loaded, num_released = 0, 0
+        if not needed:
+            self._all_submitted(layer, [])
         for i, key in enumerate(needed):
             if num_loaded < len(needed):
                 self._cache.release(needed[num_released:i])
                 num_released = i
                 num_loaded = self._load_ahead(needed, i, num_loaded)
                 if num_loaded == len(needed):
-                    if self._ahead is not None:
-                        self._ahead.look_ahead(layer, needed[i:])
-                    self._fetch_ahead(layer + 1, protected=needed[i:])
+                    self._all_submitted(layer, needed[i:])
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))
-            total.add(i, partial(mlp, params=params))
+            total.add(numbers[i], partial(mlp, params=params))
         self._cache.release(needed[num_released:])
+
+    def _all_submitted(self, layer: int, running: list[ExpertKey]) -> None:
+        """The link has nothing more to do for this layer. `running`: its experts that are still to run."""
+        if self._ahead is not None:
+            self._ahead.look_ahead(layer, running)
+        self._fetch_ahead(layer + 1, protected=running)
 
     def _load_ahead(self, needed: list[ExpertKey], i: int, start: int) -> int:
         """Submit loads of `needed[start:]` while slots last, and in any case what `needed[i]` needs. Returns

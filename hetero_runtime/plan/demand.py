@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero_gpu.packed.layout import RING_BUFFERS
-from hetero_runtime.config.tree import Backing, Config, Device, Dtype, Mode, ResolvedConfig
+from hetero_runtime.config.tree import (
+    Backing,
+    Config,
+    CpuBackend,
+    Device,
+    Dtype,
+    MissHandler,
+    Mode,
+    ResolvedConfig,
+)
 from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.reads import EXTENT_BYTES
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
+from hetero_runtime.plan.in_place import in_place_bytes
 
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
@@ -91,6 +101,15 @@ class Demand:
     """Where routed experts live."""
     host_slabs: int = 0
     """Experts that host memory holds, where they live below it."""
+    misses: MissHandler = "load"
+    backend: CpuBackend = "native"
+    workers: int = 1
+    """Threads that compute experts, where misses are not all loaded."""
+
+    @property
+    def needs_slabs(self) -> bool:
+        """Whether a layer's experts must come to the device to be computed."""
+        return self.misses != "cpu"
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Demand:
@@ -108,6 +127,9 @@ class Demand:
             num_drafted=drafted_tokens(config),
             backing=config.memory.backing,
             host_slabs=config.memory.host_slabs,
+            misses=config.misses.handler,
+            backend=config.cpu.backend,
+            workers=config.cpu.workers,
         )
 
 
@@ -142,6 +164,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _staging_row(geometry, demand),
         _predictor_row(geometry),
         _calibration_row(geometry, "host"),
+        _in_place_row(geometry, demand),
     ]
     return [row for row in (*device, *host) if row.peak > 0]
 
@@ -272,3 +295,22 @@ def _predictor_row(geometry: Geometry) -> Row:
     weights = 2 * geometry.predictor_bytes
     read = weights + logits * (_HALF + _PREDICTOR_COPIES * _F32)
     return Row("predictor", "host", weights, read, weights, f"reads the last {PREDICTOR_TOKENS} of a prompt")
+
+
+def _in_place_row(geometry: Geometry, demand: Demand) -> Row:
+    """Experts on the CPU. Rows decode one after another, a token or a draft a pass."""
+    if demand.misses == "load":
+        return Row.constant("experts on the CPU", "host", 0)
+    prefill, decode = (
+        in_place_bytes(
+            geometry,
+            backend=demand.backend,
+            workers=demand.workers,
+            tokens=tokens,
+            itemsize=ITEMSIZE[demand.dtype],
+        )
+        for tokens in (demand.max_length, 1 + demand.num_drafted)
+    )
+    plural = "worker" if demand.workers == 1 else "workers"
+    note = f"{demand.workers} {plural} ({demand.backend}), one core left for the engine"
+    return Row("experts on the CPU", "host", 0, prefill, decode, note)

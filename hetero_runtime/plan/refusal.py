@@ -12,7 +12,7 @@ from hetero_runtime.plan.budget import Budgets, Shortage, auto_bytes
 from hetero_runtime.plan.demand import TIERS, Demand, Row, Tier, fixed_rows
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
-from hetero_runtime.plan.slabs import fit_slabs, least_slabs, slab_row
+from hetero_runtime.plan.slabs import fit_slabs, least_of, slab_row
 
 _MIB = 1 << 20
 
@@ -76,7 +76,7 @@ def _line(shortage: Shortage, rows: Sequence[Row], budgets: Budgets) -> str:
 def _smaller_settings(geometry: Geometry, config: ResolvedConfig, budgets: Budgets) -> Iterator[str]:
     """Fewer slabs if that is enough, else each other setting that can be lowered far enough alone."""
     demand, pool = Demand.of(config), config.memory.pool
-    least = least_slabs(geometry, pool, demand.pinned_prefix)
+    least = least_of(geometry, pool, demand)
     if config.memory.slabs > least and _fits(geometry, config, budgets, demand):
         yield f"memory.slabs={fit_slabs(geometry, demand, budgets, pool)}"
         return
@@ -119,7 +119,7 @@ def _with(demand: Demand, field: Setting, value: int) -> Demand:
 
 def _fits(geometry: Geometry, config: ResolvedConfig, budgets: Budgets, demand: Demand) -> bool:
     """Whether `demand` fits with the fewest legal slabs."""
-    least = least_slabs(geometry, config.memory.pool, demand.pinned_prefix)
+    least = least_of(geometry, config.memory.pool, demand)
     return not budgets.shortages([*fixed_rows(geometry, demand), slab_row(geometry, least)])
 
 

@@ -17,10 +17,18 @@ def most_slabs(geometry: Geometry, pinned_prefix: int) -> int:
     return (geometry.num_moe_layers - pinned_prefix) * geometry.num_experts
 
 
-def least_slabs(geometry: Geometry, pool: Pool, pinned_prefix: int) -> int:
-    """The smallest legal number: a token's top-k experts of one layer (per_layer: of each) at once."""
+def least_slabs(geometry: Geometry, pool: Pool, pinned_prefix: int, *, needs_slabs: bool = True) -> int:
+    """The smallest legal number: a token's top-k experts of one layer (per_layer: of each) at once; none
+    where the CPU computes what is not resident."""
+    if not needs_slabs:
+        return 0
     layers = geometry.num_moe_layers - pinned_prefix
     return geometry.top_k * (layers if pool == "per_layer" else min(layers, 1))
+
+
+def least_of(geometry: Geometry, pool: Pool, demand: Demand) -> int:
+    """The smallest legal number under `demand`."""
+    return least_slabs(geometry, pool, demand.pinned_prefix, needs_slabs=demand.needs_slabs)
 
 
 def fit_slabs(geometry: Geometry, demand: Demand, budgets: Budgets, pool: Pool) -> int:
@@ -36,15 +44,14 @@ def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budge
     `auto` never gives fewer than is legal; whether that many fit is for `make_plan` to say, with the
     numbers. Raises BudgetError for a number below the legal one, ConfigError for one that cannot be.
     """
-    least = least_slabs(geometry, memory.pool, demand.pinned_prefix)
     most = most_slabs(geometry, demand.pinned_prefix)
     if memory.residency is not None:
-        return _from_residency(memory.residency, memory.pool, geometry, demand.pinned_prefix)
+        return _from_residency(memory.residency, memory.pool, geometry, demand)
     if memory.slabs == "all":
         return most
     if memory.slabs == "auto":
-        return max(least, fit_slabs(geometry, demand, budgets, memory.pool))
-    _check_count(memory.slabs, memory.pool, geometry, demand.pinned_prefix)
+        return max(least_of(geometry, memory.pool, demand), fit_slabs(geometry, demand, budgets, memory.pool))
+    _check_count(memory.slabs, memory.pool, geometry, demand)
     return memory.slabs
 
 
@@ -73,13 +80,13 @@ def slab_row(geometry: Geometry, slabs: int) -> Row:
     return Row.constant("slabs", "device", slabs * geometry.record_bytes, note)
 
 
-def _from_residency(residency: float, pool: Pool, geometry: Geometry, pinned_prefix: int) -> int:
+def _from_residency(residency: float, pool: Pool, geometry: Geometry, demand: Demand) -> int:
     """A share of all routed experts, rounded down (half an expert less never misses a legal minimum)."""
-    total = geometry.num_routed_experts
+    total, pinned_prefix = geometry.num_routed_experts, demand.pinned_prefix
     count = min(math.floor(residency * total + 1e-6), most_slabs(geometry, pinned_prefix))
     if pool == "per_layer":
         count = _whole_layers(count, geometry, pinned_prefix)
-    least = least_slabs(geometry, pool, pinned_prefix)
+    least = least_of(geometry, pool, demand)
     if count < least:
         smallest = math.ceil(least / total * 1e4) / 1e4
         raise BudgetError(
@@ -89,15 +96,11 @@ def _from_residency(residency: float, pool: Pool, geometry: Geometry, pinned_pre
     return count
 
 
-def _check_count(slabs: int, pool: Pool, geometry: Geometry, pinned_prefix: int) -> None:
-    least, most = least_slabs(geometry, pool, pinned_prefix), most_slabs(geometry, pinned_prefix)
-    layers = geometry.num_moe_layers - pinned_prefix
+def _check_count(slabs: int, pool: Pool, geometry: Geometry, demand: Demand) -> None:
+    least, most = least_of(geometry, pool, demand), most_slabs(geometry, demand.pinned_prefix)
+    layers = geometry.num_moe_layers - demand.pinned_prefix
     if slabs < least:
-        without = (
-            " (running without any slab needs misses.handler: cpu, which is not in this version)"
-            if slabs == 0
-            else ""
-        )
+        without = " (running without any slab needs misses.handler: cpu)" if slabs == 0 else ""
         raise BudgetError(
             f"memory.slabs={slabs} is too few: the smallest legal number is {least}, "
             f"{_why_least(geometry, pool)}{without}"

@@ -43,6 +43,17 @@ class Verification:
     max_logit: float
     hit_rate: float
     first_difference: LayerError | None
+    tolerance: float = 0.0
+    """How far logits may typically differ, relative to the largest; 0: tokens have to be equal."""
+    typical_logit_error: float = 0.0
+    """Median over the steps of their largest differences."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the runs say the same, as far as they have to (see `tolerance`)."""
+        if self.tolerance == 0:
+            return self.tokens_equal
+        return self.typical_logit_error <= self.tolerance * self.max_logit
 
     @property
     def is_bit_equal(self) -> bool:
@@ -51,20 +62,20 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and names."""
-        result = asdict(self) | {"is_bit_equal": self.is_bit_equal}
+        result = asdict(self) | {"is_bit_equal": self.is_bit_equal, "agrees": self.agrees}
         if self.first_difference is not None:
             result["first_difference"] = self.first_difference._asdict()
         return result
 
 
-def logit_error(ours: GreedyRun, theirs: GreedyRun) -> float:
-    """Largest absolute difference up to and including the first step whose tokens differ."""
-    error = 0.0
+def logit_errors(ours: GreedyRun, theirs: GreedyRun) -> list[float]:
+    """Largest absolute difference of each step, up to and including the first whose tokens differ."""
+    errors = []
     for i, (a, b) in enumerate(zip(ours.logits, theirs.logits, strict=False)):
-        error = max(error, float((a - b).abs().max()))
+        errors.append(float((a - b).abs().max()))
         if ours.tokens[i] != theirs.tokens[i]:
             break
-    return error
+    return errors
 
 
 def first_difference(ours: Sequence[Trace], theirs: Sequence[Trace]) -> LayerError | None:

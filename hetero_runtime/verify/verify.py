@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,8 @@ from hetero_runtime.hf.reference import load_reference
 from hetero_runtime.hf.tokens import load_tokenizer
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import Planned
-from hetero_runtime.verify.comparison import GreedyRun, Trace, Verification, first_difference, logit_error
+from hetero_runtime.verify.comparison import GreedyRun, Trace, Verification, first_difference, logit_errors
+from hetero_runtime.verify.tolerance import tolerance_of
 
 PROMPTS = (
     "Once upon a time",
@@ -153,13 +155,16 @@ def _recording(model: Any, trace: Trace) -> Iterator[None]:
 
 def _compare(planned: Planned, ours: _Side, theirs: _Side, hit_rate: float) -> Verification:
     runs = list(zip(ours.runs, theirs.runs, strict=True))
+    errors = [error for a, b in runs for error in logit_errors(a, b)]
     return Verification(
         slabs=planned.config.memory.slabs,
         residency=planned.memory.residency,
         num_tokens=sum(len(run.tokens) for run in ours.runs),
         tokens_equal=all(a.tokens == b.tokens for a, b in runs),
-        max_logit_error=max(logit_error(a, b) for a, b in runs),
+        max_logit_error=max(errors),
+        typical_logit_error=median(errors),
         max_logit=max(float(logits.abs().max()) for run in theirs.runs for logits in run.logits),
         hit_rate=hit_rate,
         first_difference=first_difference(ours.traces, theirs.traces),
+        tolerance=tolerance_of(planned.config.misses.handler, planned.config.model.dtype),
     )

@@ -98,8 +98,8 @@ class SlotMachine:
         num_experts: int,
         layer_slots: Sequence[int] | None = None,
     ) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots is {num_slots}; at least 1 is needed")
+        if num_slots < 0:
+            raise ValueError(f"num_slots is {num_slots}; there cannot be fewer than none")
         self.num_slots, self.num_layers, self.num_experts = num_slots, num_layers, num_experts
         self._pools = [range(num_slots)] * num_layers
         if layer_slots is not None:
@@ -192,6 +192,12 @@ class SlotMachine:
                 return slot
         used = [slot for pool in pools if (slot := self._least_used(pool, score, ())) is not None]
         return min(used, key=lambda slot: (score[self._expert_in(slot)], slot), default=None)
+
+    def num_empty(self, layer: int) -> int:
+        """EMPTY slots of `layer`'s pool."""
+        pool = self.pool_range(layer)
+        empty = self._state[pool.start : pool.stop] == SlotState.EMPTY
+        return int(np.count_nonzero(empty)) if self._num_empty else 0
 
     def counts(self) -> SlotCounts:
         """Slots by state."""

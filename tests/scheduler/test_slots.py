@@ -149,7 +149,7 @@ def test_per_layer_pools_do_not_lend() -> None:
 
 @pytest.mark.parametrize(
     ("num_slots", "layer_slots", "message"),
-    [(0, None, "at least 1"), (3, [1, 1], "does not split 3"), (2, [2], "does not split 2")],
+    [(-1, None, "fewer than none"), (3, [1, 1], "does not split 3"), (2, [2], "does not split 2")],
 )
 def test_impossible_pools_are_refused(num_slots: int, layer_slots: list[int] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):

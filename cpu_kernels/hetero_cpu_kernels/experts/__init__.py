@@ -12,7 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hetero_cpu_kernels.experts.form import Bias, ExpertForm, Gate, Matrix, Scales
-from hetero_cpu_kernels.experts.targets import TARGETS, Target, best_target, is_executable, target
+from hetero_cpu_kernels.experts.targets import (
+    TARGETS,
+    Target,
+    best_target,
+    is_executable,
+    target,
+    targets_here,
+)
 
 if TYPE_CHECKING:
     from hetero_cpu_kernels.experts.call import Routing
@@ -31,6 +38,7 @@ __all__ = [
     "best_target",
     "is_executable",
     "target",
+    "targets_here",
 ]
 
 

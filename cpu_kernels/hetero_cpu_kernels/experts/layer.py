@@ -7,6 +7,7 @@ experts.run(hidden, bank, routing=Routing(...), out=out)
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,13 @@ class CpuExperts:
         self._scratch_at = 0
         self._pairs: Integers = np.arange(64)
         self._busy = threading.Lock()
+        self._began_ns = 0
         self._held: list[Any] = []
+
+    @property
+    def last_s(self) -> float:
+        """Seconds from `submit` until the last worker finished, of the call that was waited for last."""
+        return (self._pool.finished_ns - self._began_ns) / 1e9
 
     def run(self, hidden: Floats, bank: Bytes, *, routing: Routing, out: Floats) -> None:
         """`submit` and `wait`."""
@@ -86,6 +93,7 @@ class CpuExperts:
         self._busy.acquire()
         try:
             self._fill(hidden, bank, routing, out, extent)
+            self._began_ns = time.perf_counter_ns()
             self._pool.submit(self._job.address, self._words_at, failures=_FAILURES)
         except BaseException:
             self._busy.release()

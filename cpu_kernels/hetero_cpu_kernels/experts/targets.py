@@ -93,10 +93,16 @@ def is_executable(entry: Target) -> bool:
 
 
 @functools.cache
-def best_target() -> Target:
-    """The fastest target that executes here. Raises RuntimeError where none does."""
-    for entry in reversed(TARGETS):
-        if is_executable(entry):
+def targets_here() -> tuple[Target, ...]:
+    """The targets that execute on this machine, in rising order of speed."""
+    return tuple(entry for entry in TARGETS if is_executable(entry))
+
+
+def best_target(*, rounds: bool = True) -> Target:
+    """The fastest target that executes here; `rounds`: it may multiply bfloat16. Raises RuntimeError where
+    none does."""
+    for entry in reversed(targets_here()):
+        if rounds or entry.many == "float32":
             return entry
     needed = ", ".join(sorted({entry.needs[0] for entry in TARGETS}))
     raise RuntimeError(f"the expert kernels need one of {needed}, and this processor executes none of them")

@@ -10,6 +10,7 @@
     FUNCTION    address of the job: int64 job(int64 plan, int64 index, int64 count), 0 when it went well
     PLAN        its first argument
     STOPPED     1: the next ring ends the workers
+    FINISHED    when the last worker finished the job, in nanoseconds of `time.perf_counter_ns`
 
 A caller writes FUNCTION and PLAN, clears DONE, ARRIVED and FAILED, then rings: RING is written last. A worker
 that is about to sleep first counts itself in IDLE and then looks at RING again, so no ring is missed.
@@ -20,12 +21,14 @@ that is about to sleep first counts itself in IDLE and then looks at RING again,
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from hetero_cpu_kernels.addresses import (
     add_to_word,
     call_job,
     load_word,
+    monotonic_ns,
     pause,
     sleep_while,
     store_word,
@@ -34,8 +37,11 @@ from hetero_cpu_kernels.addresses import (
 )
 
 LINE_BYTES = 64
-RING, DONE, ARRIVED, FAILED, IDLE, FUNCTION, PLAN, STOPPED = (LINE_BYTES * line for line in range(8))
-CONTROL_BYTES = 8 * LINE_BYTES
+NUM_LINES = 9
+RING, DONE, ARRIVED, FAILED, IDLE, FUNCTION, PLAN, STOPPED, FINISHED = (
+    LINE_BYTES * line for line in range(NUM_LINES)
+)
+CONTROL_BYTES = NUM_LINES * LINE_BYTES
 
 _IMPATIENT_SPINS = 4000
 """Looks at a barrier before the processor is offered to others: more threads than cores must not hang."""
@@ -58,6 +64,7 @@ def _await_ring(control, served, spins):
 def serve(control, index, count, spins):
     """A worker's life: jobs from the first ring until it is stopped. Returns the number of jobs."""
     served = 0
+    timespec = np.empty(2, np.int64)
     while True:
         _await_ring(control, served, spins)
         if load_word(control + STOPPED) != 0:
@@ -66,6 +73,7 @@ def serve(control, index, count, spins):
         status = call_job(load_word(control + FUNCTION), load_word(control + PLAN), index, count)
         if status != 0 and load_word(control + FAILED) == 0:
             store_word(control + FAILED, status)
+        store_word(control + FINISHED, monotonic_ns(timespec.ctypes.data))  # the last one's word stays
         if add_to_word(control + DONE, 1) == count - 1:
             wake_sleepers(control + DONE)
 

@@ -50,6 +50,7 @@ class WorkerPool:
         self._timeout = np.array([0, _WAIT_NS], dtype=np.int64)
         self._busy = threading.Lock()
         self._failures: Mapping[int, str] = {}
+        self._finished_ns = 0
         self._is_closed = False
         self._errors: list[BaseException] = []
         started = threading.Semaphore(0)
@@ -73,6 +74,11 @@ class WorkerPool:
     @property
     def num_workers(self) -> int:
         return len(self.cpus)
+
+    @property
+    def finished_ns(self) -> int:
+        """When the job that was waited for last was finished, as `time.perf_counter_ns` counts."""
+        return self._finished_ns
 
     def submit(self, job: int, plan: int, *, failures: Mapping[int, str] | None = None) -> None:
         """Start a job; waits while another caller's runs. What `plan` points to must live until `wait`.
@@ -126,7 +132,9 @@ class WorkerPool:
 
     def _take_outcome(self) -> tuple[int, Mapping[int, str]]:
         """The finished job's status and what it may mean; the next job may start."""
-        outcome = int(self._words_view()[doorbell.FAILED // 8]), self._failures
+        words = self._words_view()
+        outcome = int(words[doorbell.FAILED // 8]), self._failures
+        self._finished_ns = int(words[doorbell.FINISHED // 8])
         self._busy.release()
         return outcome
 

@@ -106,10 +106,8 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
         ("device", "unified", "auto, cuda, cpu"),
         ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
         ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
-        ("misses.handler", "hybrid", "load"),
         ("execution.compile", "true", "false"),
-        ("cpu.isa", "amx", "auto"),
-        ("cpu.backend", "native", "torch"),
+        ("cpu.backend", "ktransformers", "native, torch"),
         ("vision.keep_ratio", "0.5", "1.0"),
         ("speculation.drafter", "block", "none"),
     ],
@@ -214,6 +212,29 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (["prefetch.in_flight=4"], ["prefetch.in_flight: 4 is for prefetch.schedule: bounded"]),
         (["eviction.policy=logical"], ["routing.policy: exact has none", "eviction.policy: lru"]),
+        (
+            ["misses.handler=hybrid", "execution.mode=graph"],
+            ["misses.handler: hybrid with execution.mode: graph is not in this version", "mode: eager"],
+        ),
+        (
+            ["misses.handler=cpu", "misses.cpu_share=0.5"],
+            ["misses.cpu_share: 0.5 is how misses.handler: hybrid splits, and here it is cpu"],
+        ),
+        (
+            ["misses.handler=cpu", "memory.backing=direct"],
+            ["misses.handler: cpu computes experts where they lie", "write memory.backing: ram"],
+        ),
+        (["preset=psr", "misses.handler=hybrid"], ["policy: psr gives text that no timing changes"]),
+        (["cpu.isa=avx2"], ["cpu.isa: avx2", "misses.handler: load computes none", "cpu or hybrid"]),
+        (["cpu.backend=torch"], ["cpu.backend: torch is for experts that the CPU computes"]),
+        (
+            ["misses.handler=cpu", "cpu.backend=torch", "cpu.isa=avx2"],
+            ["cpu.isa: avx2 is for cpu.backend: native, and here it is torch"],
+        ),
+        (
+            ["misses.handler=cpu", "memory.slabs=0", "preset=seqmoe"],
+            ["prefetch.schedule: jsd acts on forecasts of what slabs should hold", "preset: lru"],
+        ),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetero_cpu_kernels.experts import target
 from hetero_cpu_kernels.isa import InstructionSet
 from hetero_cpu_kernels.topology import Node, Topology
 from hetero_gpu.link import LinkFacts
-from hetero_runtime.doctor import cores, dram, gpu, isa, link
+from hetero_runtime.doctor import cores, dram, experts, gpu, isa, link
 from hetero_runtime.doctor.base import Finding, expert_ms, num_experts
 
 
@@ -119,3 +120,15 @@ def test_two_nodes_are_measured_and_warned_about(monkeypatch: pytest.MonkeyPatch
     names = [one.name for one in dram.check(tmp_path)]
     assert names == ["DRAM read, 2 threads", "DRAM read, node 0", "DRAM read, node 1"]
     assert asked == [(2, None), (1, (0,)), (1, (1,))]
+
+
+def test_who_computes_experts_on_the_cpu() -> None:
+    four = Topology(((0,), (1,), (2,), (3,)), (Node(0, (0, 1, 2, 3)),), None, 4, 0)
+    (found,) = experts.judge((target("avx2"), target("avx512"), target("amx")), four)
+    assert (found.value, found.status) == ("amx", "ok")
+    assert "3 workers on processors 1, 2, 3; one core is left for the engine; models that" in found.meaning
+    assert found.meaning.endswith("compute with avx512")
+    (alone,) = experts.judge((target("avx2"),), Topology(((0,),), (Node(0, (0,)),), None, 1, 0))
+    assert alone.meaning.endswith("starts 1 worker on processor 0")
+    (absent,) = experts.judge((), four)
+    assert absent.status == "absent"

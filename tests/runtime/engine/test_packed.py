@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from hetero_gpu import host_memory
 from hetero_gpu.host_memory import Registration
@@ -16,8 +15,8 @@ from hetero_runtime.engine import Engine
 from hetero_runtime.errors import DeviceError
 from hetero_runtime.experts import packing
 from hetero_runtime.plan import read_geometry
-from tests import tiny_tokenizer
 from tests.architectures import prompt_ids
+from tests.packable_checkpoints import PACKABLE, build_packable
 from tests.runtime.engine.rest import Banks, assert_at_rest
 
 pytestmark = pytest.mark.gpu
@@ -25,42 +24,11 @@ pytestmark = pytest.mark.gpu
 PROMPT = prompt_ids(17)[0].tolist()
 NUM_TOKENS = 40
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 7}
-_SHAPE: dict[str, Any] = {
-    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": tiny_tokenizer.PAD,
-    "bos_token_id": tiny_tokenizer.BEGIN,
-    "eos_token_id": tiny_tokenizer.END,
-    "tie_word_embeddings": False,
-    "dtype": torch.bfloat16,
-}
-_CONFIGS = {
-    "Qwen3Moe": lambda: transformers.Qwen3MoeConfig(
-        **_SHAPE, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=256, intermediate_size=64
-    ),
-    "GptOss": lambda: transformers.GptOssConfig(
-        **_SHAPE, num_local_experts=8, num_experts_per_tok=2, intermediate_size=192, sliding_window=8
-    ),
-}
-"""Records of 96 and 72 KiB; GptOss has biases, and so padding, in its records."""
 
 
-@pytest.fixture(scope="module", params=list(_CONFIGS))
+@pytest.fixture(scope="module", params=PACKABLE)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(_CONFIGS[request.param](), dtype=torch.bfloat16)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=3.0 / parameter.shape[-1] ** 0.5)
-    path = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(path)
-    tiny_tokenizer.save_tokenizer(path)
-    return path
+    return build_packable(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def load(folder: Path, mode: str, *, packed: bool, **memory: Any) -> Engine:

@@ -294,3 +294,26 @@ def test_a_trained_predictor_is_counted(small: Geometry) -> None:
     assert (row.tier, row.load, row.decode) == ("host", 10 * MIB, 10 * MIB)
     assert row.prefill >= 10 * MIB + 6 * logits  # float16 as they came, float32 as they are read
     assert not [row for row in _plan(small, _box()).rows if row.name == "predictor"]
+
+
+IN_PLACE = "experts on the CPU"
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_experts_on_the_cpu_take_room_to_work_and_no_second_copy(qwen3_30b: Geometry, backend: str) -> None:
+    tree = {"execution": {"max_rows": 1, "max_length": 4096}, "memory": {"slabs": 64}}
+    hybrid = {**tree, "misses": {"handler": "hybrid"}, "cpu": {"backend": backend, "threads": 8}}
+    before, after = _plan(qwen3_30b, _box(), tree), _plan(qwen3_30b, _box(), hybrid)
+    (row,) = [row for row in after.rows if row.name == IN_PLACE]
+    assert (row.tier, row.load) == ("host", 0)
+    assert 0 < row.decode < row.prefill < 350 * MIB
+    assert f"7 workers ({backend}), one core left for the engine" in row.note
+    assert [other for other in after.rows if other.name != IN_PLACE] == list(before.rows)
+
+
+def test_no_slab_is_needed_where_the_cpu_computes_what_misses(small: Geometry) -> None:
+    plan = _plan(small, _box(), {"memory": {"slabs": 0}, "misses": {"handler": "cpu"}})
+    assert plan.config.memory.slabs == 0
+    assert plan.residency == 0.0
+    with pytest.raises(BudgetError, match=r"too few: the smallest legal number is 2"):
+        _resolved(small, _box(), {"memory": {"slabs": 0}, "misses": {"handler": "hybrid"}})

@@ -17,6 +17,7 @@ from hetero_gpu import CacheStats
 from hetero_runtime.errors import RequestError
 from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan
+from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Passes
 from hetero_runtime.stats import StatsRecorder
@@ -45,6 +46,9 @@ class Experts:
 
     def device_stats(self) -> CacheStats:
         return CacheStats()
+
+    def in_place_stats(self) -> InPlaceStats:
+        return InPlaceStats()
 
 
 class Served:

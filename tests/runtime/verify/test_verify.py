@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from hetero_runtime.config import load_config
 from hetero_runtime.errors import BudgetError, CheckpointError
 from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.in_place import Done, Work
+from hetero_runtime.in_place.torch_loop import TorchExperts
 from hetero_runtime.planned import Planned, plan_for
 from hetero_runtime.verify import verify
-from hetero_runtime.verify.comparison import GreedyRun, first_difference, logit_error
+from hetero_runtime.verify.comparison import GreedyRun, first_difference, logit_errors
 from tests.architectures import build_checkpoint
 
 
@@ -46,6 +49,41 @@ def test_a_changed_expert_is_found_and_located(planned: Planned, monkeypatch: py
     assert result.first_difference.layer.endswith("layers.0")
 
 
+def _in_place(tmp_path: Path) -> Planned:
+    folder = build_checkpoint("Qwen3Moe", tmp_path)
+    return plan_for(
+        load_config(
+            {
+                "model": {"path": str(folder)},
+                "device": "cpu",
+                "memory": {"residency": 0.25},
+                "misses": {"handler": "cpu"},
+                "cpu": {"backend": "torch"},
+                "execution": {"max_length": 256},
+            }
+        )
+    )
+
+
+def test_experts_on_the_cpu_agree_up_to_rounding(tmp_path: Path) -> None:
+    (result,) = verify([_in_place(tmp_path)], max_tokens=8)
+    assert result.agrees
+    assert not result.is_bit_equal
+    assert 0 < result.typical_logit_error < result.tolerance * result.max_logit
+
+
+def test_experts_wrong_on_the_cpu_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = TorchExperts._compute
+
+    def distorted(self: TorchExperts, work: Work) -> Done:
+        done = compute(self, work)
+        return Done(done.total * np.float32(1.01), done.seconds)
+
+    monkeypatch.setattr(TorchExperts, "_compute", distorted)
+    (result,) = verify([_in_place(tmp_path)], max_tokens=8)
+    assert not result.agrees
+
+
 def test_what_transformers_cannot_load_is_said_and_not_compared(tmp_path: Path) -> None:
     folder = build_checkpoint("Qwen3MoeFp8Ragged", tmp_path)
     ragged = plan_for(
@@ -55,14 +93,14 @@ def test_what_transformers_cannot_load_is_said_and_not_compared(tmp_path: Path) 
         verify([ragged], max_tokens=2)
 
 
-def test_logit_error_stops_where_the_texts_part() -> None:
+def test_logit_errors_stop_where_the_texts_part() -> None:
     ours = GreedyRun(
         (1, 2, 3), (torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]), torch.tensor([9.0, 9.0]))
     )
     theirs = GreedyRun(
         (1, 7, 3), (torch.tensor([0.0, 1.5]), torch.tensor([0.0, 2.25]), torch.tensor([0.0, 0.0]))
     )
-    assert logit_error(ours, theirs) == 0.5
+    assert logit_errors(ours, theirs) == [0.5, 0.25]
 
 
 def test_first_difference_names_the_first_layer_in_order() -> None:

@@ -1,0 +1,196 @@
+"""What computes misses in place, from a resolved configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hetero_cpu_kernels.experts import ExpertForm, Target, best_target, is_executable, target, targets_here
+from hetero_cpu_kernels.pool import WorkerPool, place_workers
+from hetero_gpu import SlabCache
+from hetero_gpu.packed import PackedLayout
+from hetero_gpu.stopwatch import Stopwatch, stopwatch_for
+from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.doctor.cores import this_machine
+from hetero_runtime.errors import ConfigError
+from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.experts.filling import make_filling
+from hetero_runtime.experts.formats import WeightForm
+from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
+from hetero_runtime.experts.packing import packing_of
+from hetero_runtime.experts.quantize import make_quantizer
+from hetero_runtime.experts.record import RecordLayout
+from hetero_runtime.experts.sources import ExpertsModule, plan_experts
+from hetero_runtime.experts.store import BankStore
+from hetero_runtime.foresight.link import Link
+from hetero_runtime.hf.hooks import expert_mlp
+from hetero_runtime.in_place.base import InPlaceExperts
+from hetero_runtime.in_place.calibration import Sample, measure_costs
+from hetero_runtime.in_place.form import in_place_form
+from hetero_runtime.in_place.misses import InPlaceMisses, OnDevice
+from hetero_runtime.in_place.native import NativeExperts
+from hetero_runtime.in_place.torch_loop import TorchExperts
+from hetero_scheduler import EvictionPolicy, ExpertKey
+from hetero_scheduler.misses import AllInPlace, ByCost, FixedShare, MissPolicy, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class Routed(NamedTuple):
+    """The routed experts of a model: transformers' Experts modules, and the dtype of the computation."""
+
+    modules: list[Any]
+    dtype: torch.dtype
+
+    @property
+    def hidden(self) -> int:
+        """H"""
+        module = self.modules[0]
+        return int(module.down_proj.shape[2 if module.is_transposed else 1])
+
+
+def check_in_place(config: ResolvedConfig, routed: Routed, sources: Sequence[ExpertsModule]) -> None:
+    """Raise ConfigError, before anything is read, where the CPU cannot compute these experts."""
+    if config.misses.handler == "load":
+        return
+    if config.cpu.backend == "torch":
+        if config.device == "cuda" and expert_mlp(routed.modules[0]).post_norm is not None:
+            raise ConfigError(
+                f"misses.handler: {config.misses.handler} cannot be: these experts have a norm of their own, "
+                "which lies on the GPU; write misses.handler: load"
+            )
+        return
+    _target(config)
+    _cpus(config)
+    plan = plan_experts(sources[:1])  # all layers are alike
+    table = make_filling(plan, make_quantizer(plan, config.model.experts), None).table
+    packing = packing_of(table.layout) if config.memory.packed else None
+    _form(config, routed, table.layout, table.forms, packing)
+
+
+def splits_by_cost(config: ResolvedConfig) -> bool:
+    """Whether misses are split by what link and CPU were measured to take."""
+    return config.misses.handler == "hybrid" and config.misses.cpu_share == "auto"
+
+
+def make_in_place(
+    config: ResolvedConfig,
+    routed: Routed,
+    store: ExpertStore,
+    *,
+    cache: SlabCache,
+    eviction: EvictionPolicy,
+    link: Link | None,
+) -> InPlaceMisses | None:
+    """What the orchestrator asks; None where misses are loaded. Compiles, and for a split by cost (which
+    needs the `link`) measures: some seconds."""
+    if config.misses.handler == "load":
+        return None
+    assert isinstance(store, BankStore), "experts below host memory cannot be computed where they lie"
+    experts = make_in_place_experts(config, routed, store)
+    try:
+        policy = _policy(config, routed, store, experts=experts, link=link)
+    except BaseException:
+        experts.close()
+        raise
+    stopwatch: Stopwatch[OnDevice] = stopwatch_for(torch.device(config.device))
+    return InPlaceMisses(experts, policy, cache=cache, eviction=eviction, stopwatch=stopwatch)
+
+
+def make_in_place_experts(config: ResolvedConfig, routed: Routed, store: BankStore) -> InPlaceExperts:
+    """The backend that `cpu.backend` names."""
+    if config.cpu.backend == "torch":
+        return TorchExperts(
+            [expert_mlp(module) for module in routed.modules],
+            parameters=lambda key: store.materialize(store.plain_record(key), routed.dtype),
+            dtype=routed.dtype,
+            num_threads=config.cpu.workers,
+        )
+    form = _form(config, routed, store.layout, store.forms, store.packing)
+    pool = WorkerPool(_cpus(config))
+    try:
+        return NativeExperts(
+            form, pool, target=_target(config), records=store.records, num_experts=store.num_experts
+        )
+    except BaseException:
+        pool.close()
+        raise
+
+
+def _policy(
+    config: ResolvedConfig, routed: Routed, store: BankStore, *, experts: InPlaceExperts, link: Link | None
+) -> MissPolicy:
+    if config.misses.handler == "cpu":
+        return AllInPlace()
+    if config.misses.cpu_share != "auto":
+        return FixedShare(config.misses.cpu_share)
+    first = ExpertKey(0, 0)
+    copy_s = None if link is None else link.copy_s(first)
+    assert link is not None and copy_s is not None, "a split by cost needs the cost of the link"
+    device = torch.device(config.device)
+    record = store.plain_record(first).to(device)
+    sample = Sample(
+        hidden=routed.hidden,
+        num_layers=store.num_layers,
+        num_experts=store.num_experts,
+        dtype=routed.dtype,
+        mlp=expert_mlp(routed.modules[0]),
+        params=lambda: store.materialize(record, routed.dtype),
+    )
+    return ByCost(
+        measure_costs(experts, sample, device, load_s=copy_s, overlaps=link.overlaps), on_lost=_say_lost
+    )
+
+
+def _say_lost(verdict: Verdict) -> None:
+    log.warning(
+        "misses are all loaded from now on: an expert takes %.2f ms on the CPU and %.2f ms over the link, so "
+        "the CPU helped no layer; misses.handler: load saves its memory, and cpu.threads or cpu.isa may "
+        "make it faster",
+        1e3 * verdict.in_place_s,
+        1e3 * verdict.load_s,
+    )
+
+
+def _form(
+    config: ResolvedConfig,
+    routed: Routed,
+    layout: RecordLayout,
+    forms: dict[str, WeightForm],
+    packing: PackedLayout | None,
+) -> ExpertForm:
+    try:
+        return in_place_form(expert_format(layout, forms, routed.modules[0]), packing)
+    except UnreadableError as error:
+        raise ConfigError(
+            f"cpu.backend: native cannot compute these experts: {error}; write cpu.backend: torch"
+        ) from error
+
+
+def _cpus(config: ResolvedConfig) -> tuple[int, ...]:
+    """A processor for each worker."""
+    try:
+        return place_workers(this_machine(), config.cpu.workers)
+    except ValueError as error:
+        raise ConfigError(
+            f"cpu.threads: {config.cpu.threads} is one for the engine and {config.cpu.workers} that compute "
+            f"experts, and {error}; write cpu.threads: auto"
+        ) from error
+
+
+def _target(config: ResolvedConfig) -> Target:
+    """The fastest instruction set, or the one asked for. What multiplies bfloat16 is for models in it."""
+    rounds = config.model.dtype == "bfloat16"
+    if config.cpu.isa == "auto":
+        return best_target(rounds=rounds)
+    asked = target(config.cpu.isa)
+    here = [entry.name for entry in targets_here() if rounds or entry.many == "float32"]
+    if asked.name in here:
+        return asked
+    why = f"multiplies bfloat16, and model.dtype is {config.model.dtype}"
+    if not is_executable(asked):
+        why = "does not execute on this machine"
+    raise ConfigError(f"cpu.isa: {asked.name} {why}; write cpu.isa: auto, or one of {', '.join(here)}")

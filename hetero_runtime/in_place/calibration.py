@@ -1,0 +1,92 @@
+"""What one expert costs on this machine: over the link and on the device, and where it lies on the CPU.
+
+A second or so at the start, on records that nobody has touched since they were read; while running, the costs
+follow what layers take.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hetero_runtime.experts.compute import ExpertMlp, Params
+from hetero_runtime.in_place.base import InPlaceExperts, Work
+from hetero_scheduler.misses import CostCurve, Costs, DeviceSide
+
+TOKENS = (1, 4, 16, 64)
+_RUNS = 3
+_EXPERTS = 4
+"""In one call, as many as a layer misses: starting a call costs something too."""
+_MOST_S = 1.0
+"""For each side: after so long no further number of tokens is tried."""
+
+
+class Sample(NamedTuple):
+    """What is measured with: sizes of the model, and how the device computes an expert."""
+
+    hidden: int
+    num_layers: int
+    num_experts: int
+    dtype: torch.dtype
+    mlp: ExpertMlp
+    params: Callable[[], Params]
+    """Parameters of an expert that is on the device."""
+
+
+@torch.no_grad()
+def measure_costs(
+    experts: InPlaceExperts, sample: Sample, device: torch.device, *, load_s: float, overlaps: bool
+) -> Costs:
+    """Both sides, in up to about two seconds: medians of a few runs, the first run of each kind not counted.
+
+    `load_s`: seconds of one expert over the link, which is measured already; `overlaps`: while the device
+    computes.
+    """
+    x = torch.randn(max(TOKENS), sample.hidden, dtype=sample.dtype, device=device)
+
+    def compute(tokens: int, _run: int) -> None:
+        sample.mlp(x[:tokens], sample.params())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def in_place(tokens: int, run: int) -> None:
+        experts.submit(_work(sample, tokens, run))
+        experts.wait()
+
+    number = min(_EXPERTS, sample.num_experts)
+    side = DeviceSide(load_s, CostCurve(_seconds(compute)), overlaps)
+    return Costs(CostCurve({tokens: s / number for tokens, s in _seconds(in_place).items()}), side)
+
+
+def _seconds(run: Callable[[int, int], None]) -> dict[int, float]:
+    """Median seconds of `run(tokens, number of the run)` by tokens."""
+    began, medians = time.perf_counter(), dict[int, float]()
+    for tokens in TOKENS:
+        times = []
+        for number in range(1 + _RUNS):
+            start = time.perf_counter()
+            run(tokens, number)
+            times.append(time.perf_counter() - start)
+        medians[tokens] = statistics.median(times[1:])
+        if time.perf_counter() - began > _MOST_S:
+            break
+    return medians
+
+
+def _work(sample: Sample, tokens: int, run: int) -> Work:
+    """Experts of one layer after another, each with `tokens` tokens."""
+    number = min(_EXPERTS, sample.num_experts)
+    hidden = np.random.default_rng(run).standard_normal((tokens, sample.hidden), dtype=np.float32)
+    return Work(
+        layer=run % sample.num_layers,
+        hidden=hidden,
+        experts=np.arange(number),
+        bounds=np.arange(number + 1) * tokens,
+        tokens=np.tile(np.arange(tokens), number),
+        weights=np.full(number * tokens, 1 / number, dtype=np.float32),
+    )

@@ -1,0 +1,168 @@
+"""The misses of a layer, between the device that loads them and the CPU that computes them where they lie.
+
+begin     policy chooses ── CPU starts ─────────────────────┐
+(device)  loads, hits, loaded experts, submitted meanwhile   │
+finish    ◄──────────── the CPU's sum is added ──────────────┘
+
+The bits of an answer depend on which experts the CPU computes, since it sums up in float32 and apart:
+
+    policy               which experts those are depends on
+    in_place             the requests before; with memory.slabs: 0 on nothing, all of them are the CPU's
+    share                the requests before
+    by_cost              timing as well
+
+never on the number of workers. Requests that run at once change what is resident for each other, and copies
+ahead, where they overlap with computation, arrive when they arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hetero_gpu import SlabCache
+from hetero_gpu.stopwatch import Stopwatch
+from hetero_runtime.experts.compute import LayerSum
+from hetero_runtime.in_place.base import Floats, InPlaceExperts, Integers
+from hetero_runtime.in_place.work import part_of
+from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
+from hetero_scheduler.misses import LayerDemand, MissPolicy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InPlaceStats:
+    """Experts computed in place (each time one is), and the seconds that the CPU took for them."""
+
+    experts: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: InPlaceStats) -> InPlaceStats:
+        return InPlaceStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: InPlaceStats) -> InPlaceStats:
+        return InPlaceStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+class OnDevice(NamedTuple):
+    """Tokens of the experts that the device computes in a layer."""
+
+    hit_tokens: Integers
+    loaded_tokens: Integers
+
+
+class _Running(NamedTuple):
+    """What the CPU computes: its rows of the layer, and its experts' tokens."""
+
+    rows: Integers
+    tokens: Integers
+
+
+class InPlaceMisses:
+    """See the module docstring. An expert computed in place is a miss that nothing is loaded for: slots and
+    the eviction policy's scores stay as they are."""
+
+    def __init__(
+        self,
+        experts: InPlaceExperts,
+        policy: MissPolicy,
+        *,
+        cache: SlabCache,
+        eviction: EvictionPolicy,
+        stopwatch: Stopwatch[OnDevice],
+    ) -> None:
+        self.policy = policy
+        self._experts, self._cache, self._eviction = experts, cache, eviction
+        self._stopwatch = stopwatch
+        self._on_device: OnDevice | None = None
+        self._running: _Running | None = None
+        self._stats = InPlaceStats()
+
+    @contextmanager
+    def beside_torch(self) -> Iterator[None]:
+        """Around a pass: this thread's torch leaves their cores to the workers."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(max(1, before - self._experts.num_workers))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def begin(self, needed: list[ExpertKey], total: LayerSum) -> list[int]:
+        """Choose and start. `needed`: the layer's experts, ascending. Returns the positions of those that are
+        left to the device."""
+        for lap in self._stopwatch.laps():
+            self.policy.observe_device(*lap.what, lap.seconds)
+        is_miss = np.array([self._cache.lookup(key) is Lookup.MISS for key in needed])
+        misses, tokens = np.flatnonzero(is_miss), np.diff(total.dispatch.bounds)
+        chosen = np.zeros(0, dtype=np.int64)
+        if len(misses):
+            weights = total.host_weights()
+            layer = needed[0].layer
+            worth = self._worth(layer, misses, total, weights)
+            chosen = misses[
+                self.policy.choose(
+                    LayerDemand(tokens[~is_miss], tokens[misses], worth, self._cache.num_empty(layer))
+                )
+            ]
+            if len(chosen):
+                self._start(layer, chosen, total, weights)
+        self._on_device = OnDevice(tokens[~is_miss], tokens[np.setdiff1d(misses, chosen)])
+        self._stopwatch.start()
+        return np.setdiff1d(np.arange(len(needed)), chosen).tolist()  # type: ignore[no-any-return]
+
+    def finish(self, total: LayerSum) -> None:
+        """The device's share is submitted: add the CPU's to it. Raises what went wrong on the CPU."""
+        assert self._on_device is not None, "finish without begin"
+        if total.dispatch.num_tokens == 1:  # a prompt's layer copies ahead for the next one too
+            self._stopwatch.stop(self._on_device)
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        done = self._experts.wait()
+        total.add_rows(running.rows, done.total)
+        self._stats += InPlaceStats(len(running.tokens), done.seconds)
+        self.policy.observe_in_place(running.tokens, done.seconds)
+
+    def settle(self) -> None:
+        """After a pass was given up half-way: nothing is under way. What the CPU has to say about the layer
+        is of no use, an error neither: the one that ended the pass is on its way to the caller."""
+        running, self._running = self._running, None
+        if running is not None:
+            try:
+                self._experts.wait()
+            except Exception as error:
+                log.warning("computing experts on the CPU failed in a pass that was given up: %s", error)
+
+    def stats(self) -> InPlaceStats:
+        """Since the engine began."""
+        return replace(self._stats)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._experts.close()
+
+    def _worth(
+        self, layer: int, misses: Integers, total: LayerSum, weights: Floats
+    ) -> npt.NDArray[np.float64]:
+        """Ranks: by the score that the eviction policy gives an expert, then by the router's weights."""
+        dispatch = total.dispatch
+        experts = dispatch.experts[misses]
+        flat = weights.T.reshape(-1)[dispatch.order]
+        by_router = np.add.reduceat(flat, dispatch.bounds[:-1])[misses]
+        worth = np.empty(len(misses))
+        worth[np.lexsort((by_router, self._eviction.score[layer, experts]))] = np.arange(len(misses))
+        return worth
+
+    def _start(self, layer: int, chosen: Integers, total: LayerSum, weights: Floats) -> None:
+        part = part_of(total.dispatch, chosen, layer=layer, hidden=total.hidden, weights=weights)
+        self._experts.submit(part.work)
+        self._running = _Running(part.rows, np.diff(part.work.bounds))

@@ -1,0 +1,37 @@
+"""What the CPU takes to compute experts where they lie: no copy of their weights, but room to work in."""
+
+from __future__ import annotations
+
+from hetero_runtime.config.tree import CpuBackend
+from hetero_runtime.plan.geometry import Geometry
+
+CALL_BYTES = 64 << 20
+"""Activations that the native kernels lay out for one call; more work is computed in several."""
+_LEAST_PAIRS = 64
+_LAYOUT_BYTES = 12
+"""Of one value: float32, laid out for few and for many tokens, in memory that grows by half."""
+_CODE_BYTES = 120 << 20
+"""The compiler and what it makes of the kernels, measured and rounded up."""
+_SCRATCH_TOKENS = 1024
+"""Tokens of one expert in one call."""
+_SCRATCH_ROWS = 32
+_F32 = 4
+
+
+def in_place_pairs(hidden: int, intermediate: int) -> int:
+    """(token, expert) pairs of one call of the native kernels."""
+    return max(_LEAST_PAIRS, CALL_BYTES // (_LAYOUT_BYTES * (hidden + intermediate)))
+
+
+def in_place_bytes(
+    geometry: Geometry, *, backend: CpuBackend, workers: int, tokens: int, itemsize: int
+) -> int:
+    """Bytes of host memory to compute experts for `tokens` tokens; `itemsize`: of the model's dtype."""
+    hidden, inner = geometry.hidden_size, geometry.moe_intermediate_size
+    sums = 3 * _F32 * tokens * hidden  # what goes in, what comes out, and one more sum on its way
+    if backend == "torch":
+        expert = 3 * hidden * inner * (itemsize + _F32)  # one that is decoded, by way of float32
+        return sums + tokens * (2 * hidden + 3 * inner) * itemsize + expert
+    pairs = min(tokens * geometry.top_k, in_place_pairs(hidden, inner))
+    scratch = workers * _F32 * _SCRATCH_ROWS * (2 * _SCRATCH_TOKENS + hidden)
+    return _CODE_BYTES + sums + pairs * _LAYOUT_BYTES * (hidden + inner) + scratch

@@ -1,0 +1,59 @@
+"""Misses are split so that link and CPU finish together, by measured costs (VisMMOE's hybrid mode, §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero_scheduler.misses.base import Integers, LayerDemand, MissPolicy
+from hetero_scheduler.misses.costs import Costs
+from hetero_scheduler.misses.split import least_worth, split_by_cost
+
+PATIENCE = 256
+"""Layers with misses, one after another, that the CPU could help none of, before it is given up: several
+tokens, so that one bad moment of the machine does not decide."""
+
+
+class Verdict(NamedTuple):
+    """Why the CPU is given up: seconds of one expert of one token, each way."""
+
+    in_place_s: float
+    load_s: float
+
+
+class ByCost(MissPolicy):
+    """See `split`. `on_lost` is called once, when the CPU helped no layer for so long that it is given up;
+    after that everything is loaded."""
+
+    def __init__(self, costs: Costs, *, on_lost: Callable[[Verdict], None]) -> None:
+        self.costs, self._on_lost = costs, on_lost
+        self._num_unhelped = 0
+        self.is_lost = False
+
+    def choose(self, demand: LayerDemand) -> Integers:
+        num_loaded = min(demand.num_empty, len(demand.miss_tokens))
+        free = least_worth(len(demand.miss_tokens) - num_loaded, demand.worth)
+        if self.is_lost or not len(free):
+            return np.zeros(0, dtype=np.int64)
+        chosen = free[
+            split_by_cost(
+                self.costs.in_place_s(demand.miss_tokens[free]),
+                self.costs.device_s(demand.hit_tokens, demand.miss_tokens)[num_loaded:],
+                demand.worth[free],
+            )
+        ]
+        self._num_unhelped = 0 if len(chosen) else self._num_unhelped + 1
+        if self._num_unhelped >= PATIENCE:
+            self.is_lost = True
+            in_place_s = float(self.costs.in_place_s(np.ones(1, np.int64))[0])
+            self._on_lost(Verdict(in_place_s, self.costs.load_s()))
+        return chosen
+
+    def observe_in_place(self, tokens: Integers, seconds: float) -> None:
+        self.costs.observe_in_place(tokens, seconds)
+
+    def observe_device(self, hit_tokens: Integers, loaded_tokens: Integers, seconds: float) -> None:
+        if len(hit_tokens) + len(loaded_tokens):
+            self.costs.observe_device(hit_tokens, loaded_tokens, seconds)
