@@ -27,7 +27,8 @@ from tests.runtime.speculation.drafters import build_drafter, nearly
 from tests.runtime.speculation.imagined import OneRow, OracleRow
 
 REFUSED = "DeepseekV4"
-SETTINGS: dict[str, Any] = {"device": "cpu", "execution": {"max_rows": 2, "max_length": 256}}
+SETTINGS: dict[str, Any] = {"execution": {"max_rows": 2, "max_length": 256}}
+ON_CPU: dict[str, Any] = {"device": "cpu", **SETTINGS}
 
 Speculating = Callable[..., Engine]
 
@@ -39,16 +40,16 @@ def drafter(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def speculating(checkpoint: MakeCheckpoint, drafter: Path) -> Any:
+def speculating(checkpoint: MakeCheckpoint, drafter: Path, device: str) -> Any:
     """`speculating(k=4)`: a Qwen3Moe engine with that drafter; it is at rest after the test."""
     engines: list[Engine] = []
 
-    def start(k: int = 4, **settings: Any) -> Engine:
-        speculation = {"drafter": "autoregressive", "model": str(drafter), "k": k}
-        memory = {"residency": 0.25}
-        engines.append(
-            Engine.load(checkpoint("Qwen3Moe"), memory=memory, speculation=speculation, **SETTINGS | settings)
-        )
+    def start(k: int = 4) -> Engine:
+        sections = {
+            "memory": {"residency": 0.25},
+            "speculation": {"drafter": "autoregressive", "model": str(drafter), "k": k},
+        }
+        engines.append(Engine.load(checkpoint("Qwen3Moe"), device=device, **sections, **SETTINGS))
         return engines[-1]
 
     yield start
@@ -57,23 +58,21 @@ def speculating(checkpoint: MakeCheckpoint, drafter: Path) -> Any:
         engine.close()
 
 
-@pytest.fixture
-def device() -> str:
-    return "cpu"
-
-
 # ---- the same tokens
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != REFUSED])
-def test_greedy_text_of_every_architecture(name: str, checkpoint: MakeCheckpoint, answer: MakeAnswer) -> None:
+def test_greedy_text_of_every_architecture(
+    name: str, device: str, *, checkpoint: MakeCheckpoint, answer: MakeAnswer
+) -> None:
     """Half of the drafts are wrong somewhere; all of them are longer than some sliding windows."""
-    expected = answer(name, "cpu").token_ids
+    expected = answer(name, device).token_ids
     config = load_config(
         {
             "model": {"path": str(checkpoint(name))},
             "memory": {"residency": 0.3},
             "speculation": {"drafter": "prompt_lookup"},
+            "device": device,
             **SETTINGS,
         }
     )
@@ -92,7 +91,7 @@ def test_greedy_text_of_every_architecture(name: str, checkpoint: MakeCheckpoint
 def test_greedy_text_of_the_bundled_model(drafter_name: str) -> None:
     """Trained weights, in float32: a text that repeats itself, so that much is accepted."""
     prompt = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
-    settings: dict[str, Any] = {"model": {"dtype": "float32"}, "memory": {"residency": 0.25}, **SETTINGS}
+    settings: dict[str, Any] = {"model": {"dtype": "float32"}, "memory": {"residency": 0.25}, **ON_CPU}
     with Engine.load(None, **settings) as engine:
         plain = engine.generate(prompt, max_tokens=48, ignore_eos=True)
         own = str(engine.config.model.path)
@@ -121,9 +120,11 @@ def test_a_repetition_penalty_sees_accepted_tokens(speculating: Speculating, alo
     assert engine.stats().drafts.accepted > 0
 
 
-def test_a_drafter_that_knows_nothing(checkpoint: MakeCheckpoint, tmp_path: Path, alone: Alone) -> None:
+def test_a_drafter_that_knows_nothing(
+    checkpoint: MakeCheckpoint, tmp_path: Path, device: str, alone: Alone
+) -> None:
     speculation = {"drafter": "autoregressive", "model": str(build_drafter(tmp_path)), "k": 3}
-    with Engine.load(checkpoint("Qwen3Moe"), speculation=speculation, **SETTINGS) as engine:
+    with Engine.load(checkpoint("Qwen3Moe"), speculation=speculation, device=device, **SETTINGS) as engine:
         assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone(PROMPTS[0]).token_ids
         assert engine.stats().drafts.tokens_per_pass < 1.3
 
@@ -216,7 +217,7 @@ def test_settings_that_clash(sections: dict[str, Any], message: str, checkpoint:
 
 def test_a_model_that_cannot_go_back_is_refused_before_it_is_read(checkpoint: MakeCheckpoint) -> None:
     with pytest.raises(ConfigError, match=r"cannot serve deepseek_v4: .*write speculation\.drafter: none"):
-        Engine.load(checkpoint(REFUSED), speculation={"drafter": "prompt_lookup"}, **SETTINGS)
+        Engine.load(checkpoint(REFUSED), speculation={"drafter": "prompt_lookup"}, **ON_CPU)
 
 
 def test_another_vocabulary_is_refused_before_the_experts_are_read(
@@ -225,13 +226,13 @@ def test_another_vocabulary_is_refused_before_the_experts_are_read(
     bundled = plan_for(load_config(None)).config.model.path
     speculation = {"drafter": "autoregressive", "model": str(bundled)}
     with pytest.raises(CheckpointError, match="another vocabulary"):
-        Engine.load(checkpoint("Qwen3Moe"), speculation=speculation, **SETTINGS)
+        Engine.load(checkpoint("Qwen3Moe"), speculation=speculation, **ON_CPU)
     assert banks.num_made == 0
 
 
 def test_the_plan_counts_the_drafter(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     drafter = build_drafter(tmp_path)
-    base = {"model": {"path": str(checkpoint("Qwen3Moe"))}, **SETTINGS}
+    base = {"model": {"path": str(checkpoint("Qwen3Moe"))}, **ON_CPU}
     asked = base | {"speculation": {"drafter": "autoregressive", "model": str(drafter)}}
     plain, ours = (to_json(plan_for(load_config(config)).memory) for config in (base, asked))
     rows = {row["name"]: row for row in ours["rows"]}
@@ -244,7 +245,7 @@ def test_the_plan_counts_the_drafter(checkpoint: MakeCheckpoint, tmp_path: Path)
 
 def test_what_runs_step_by_step_takes_no_drafter(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     settings = {"model": {"path": str(checkpoint("Qwen3Moe"))}, "speculation": {"drafter": "prompt_lookup"}}
-    planned = plan_for(load_config(settings | SETTINGS))
+    planned = plan_for(load_config(settings | ON_CPU))
     with pytest.raises(ConfigError, match=r"of single steps; write speculation\.drafter: none"):
         verify([planned])
     with pytest.raises(ConfigError, match=r"step by step; write speculation\.drafter: none"):
