@@ -14,6 +14,7 @@ from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hetero_runtime.config import ResolvedConfig
     from hetero_runtime.expert_file.pack import PackResult
 
 
@@ -25,6 +26,9 @@ def pack_command(
         Path | None,
         typer.Option("--order", metavar="TRACE", help="Lay experts that it uses together side by side."),
     ] = None,
+    is_verified: Annotated[
+        bool, typer.Option("--verify", help="Write nothing: hold the file to MODEL and to its checksums.")
+    ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -44,6 +48,9 @@ def pack_command(
 
     keep_quiet()
     resolved = decide(for_packing(config_of(model, config, overrides))).config
+    if is_verified:
+        _verify(resolved, out, as_json=as_json)
+        return
     try:
         with BytesProgress("packing experts") as progress:
             result = pack(resolved, out, trace=order, progress=progress)
@@ -53,6 +60,22 @@ def pack_command(
     Console(stderr=as_json).print(_table(result))
     if as_json:
         typer.echo(json.dumps(_report(result)))
+
+
+def _verify(config: ResolvedConfig, out: Path, *, as_json: bool) -> None:
+    """Read the whole file; what is wrong with it is an error."""
+    from hetero_runtime.checkpoint import Checkpoint
+    from hetero_runtime.cli.progress import BytesProgress
+    from hetero_runtime.expert_file import ExpertFile
+    from hetero_runtime.expert_file.source import check_sources
+
+    with ExpertFile.open(out) as file, BytesProgress("verifying experts") as progress:
+        check_sources(out, file.header.sources, Checkpoint.open(config.model.path))
+        file.verify(threads=2 * config.cpu.threads, progress=progress)
+        num_records = file.header.num_records
+    typer.echo(f"{out}: of this model as it is now, and all {num_records:,} records are whole", err=as_json)
+    if as_json:
+        typer.echo(json.dumps({"path": str(out), "num_records": num_records, "is_whole": True}))
 
 
 def _table(result: PackResult) -> Table:

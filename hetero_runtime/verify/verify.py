@@ -19,7 +19,8 @@ from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.config.combinations import require_no_drafter
 from hetero_runtime.config.routing import require_exact
-from hetero_runtime.errors import BudgetError
+from hetero_runtime.config.tree import ExpertsFormat
+from hetero_runtime.errors import BudgetError, ConfigError
 from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.loading import DTYPES
 from hetero_runtime.hf.reference import load_reference
@@ -51,11 +52,12 @@ def verify(
 ) -> list[Verification]:
     """Compare the model of `planned`, whose entries differ in memory alone, with plain transformers.
 
-    Greedy, `max_tokens` a prompt. Raises BudgetError when the plain model does not fit, before anything is
-    loaded, and what loading raises.
+    Greedy, `max_tokens` a prompt. Raises, before anything is loaded, BudgetError when the plain model does
+    not fit and ConfigError for another model (its routing, its weights); and what loading raises.
     """
     require_exact(planned[0].config.routing, "verify compares with the model")
     require_no_drafter(planned[0].config.speculation, "verify compares every bit of single steps")
+    _require_own_weights(planned[0].config.model.experts)
     _check_reference_fits(planned[0])
     config = planned[0].config
     tokenizer = load_tokenizer(config.model.path)
@@ -66,6 +68,14 @@ def verify(
         _compare(plan, ours, theirs, hit_rate)
         for plan, (ours, hit_rate) in zip(planned, offloaded, strict=True)
     ]
+
+
+def _require_own_weights(experts: ExpertsFormat) -> None:
+    if experts != "checkpoint":
+        raise ConfigError(
+            f"model.experts: {experts} changes the weights, and verify compares with the model as it is; "
+            f"leave it out, or measure what it costs: `hetero-runtime eval kl --set model.experts={experts}`"
+        )
 
 
 def _check_reference_fits(planned: Planned) -> None:

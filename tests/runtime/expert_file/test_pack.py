@@ -239,6 +239,14 @@ def test_the_command_reports_what_it_wrote(folder: Path, packed: Path, tmp_path:
     report = json.loads(result.stdout.splitlines()[-1])
     assert (report["path"], report["num_bytes"]) == (str(out), packed.stat().st_size)
     assert (report["num_records"], report["num_resumed"], report["errors"]) == (48, 0, None)
+    verify = ["pack", str(folder), "--out", str(out), "--set", "device=cpu", "--verify"]
+    whole = CliRunner().invoke(app, [*verify, "--json"])
+    assert json.loads(whole.stdout.splitlines()[-1])["is_whole"] is True
+    assert "all 48 records are whole" in whole.stderr
+    flip(out, read_expert_header(out).map().records.offset + 50_000)
+    damaged = CliRunner().invoke(app, verify)
+    assert damaged.exit_code == 2
+    assert "1 of 48 records are damaged" in damaged.stderr
     again = CliRunner().invoke(app, ["pack", str(folder), "--out", str(out), "--set", "device=cpu"])
     assert again.exit_code == 2
     assert "exists already" in again.stderr

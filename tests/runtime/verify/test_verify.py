@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hetero_runtime.config import load_config
-from hetero_runtime.errors import BudgetError, CheckpointError
+from hetero_runtime.errors import BudgetError, CheckpointError, ConfigError
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.in_place import Done, Work
 from hetero_runtime.in_place.torch_loop import TorchExperts
@@ -117,3 +117,11 @@ def test_a_reference_that_does_not_fit_is_refused_before_loading(
     monkeypatch.setattr("hetero_runtime.plan.budget.Budgets.limit", lambda self, tier: 1000)
     with pytest.raises(BudgetError, match="all resident"):
         verify([planned], max_tokens=8)
+
+
+def test_quantised_experts_are_another_model() -> None:
+    other = plan_for(load_config({"device": "cpu", "model": {"experts": "int8"}}))
+    with pytest.raises(
+        ConfigError, match=r"model\.experts: int8 changes the weights.*eval kl --set model\.exp"
+    ):
+        verify([other], max_tokens=8)
