@@ -17,7 +17,7 @@ import numpy as np
 
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.base import clustered_mean
-from hetero_runtime.evaluation.results import Answers, Results
+from hetero_runtime.evaluation.results import NATS, Answers, Results
 from hetero_runtime.evaluation.significance import LEVEL, half_width, holm, mcnemar, sign_flip
 
 
@@ -52,6 +52,11 @@ class Comparison:
         return self.difference - half, self.difference + half
 
     @property
+    def is_score(self) -> bool:
+        """Whether the metric is a score and no likelihood in nats."""
+        return not self.metric.partition(",")[0].endswith(NATS)
+
+    @property
     def is_significant(self) -> bool:
         """After correction."""
         return self.p_holm < LEVEL
@@ -62,7 +67,7 @@ class Comparison:
 
 
 class Summary(NamedTuple):
-    """The mean difference over tasks, each by its first metric, tasks taken for independent."""
+    """The mean difference over tasks, each by its first score, tasks taken for independent."""
 
     label: str
     num_tasks: int
@@ -88,10 +93,11 @@ def compare(
 
 
 def summarise(family: Sequence[Comparison]) -> list[Summary]:
-    """The mean difference of each configuration; of those with one task alone, none."""
+    """The mean difference of each configuration; of those with scores in one task alone, none."""
     summaries = []
     for label in dict.fromkeys(one.label for one in family):
-        first = {one.task: one for one in reversed(family) if one.label == label}.values()
+        scores = [one for one in family if one.label == label and one.is_score]
+        first = {one.task: one for one in reversed(scores)}.values()
         if len(first) > 1:
             spread = math.sqrt(sum(one.standard_error**2 for one in first)) / len(first)
             mean = sum(one.difference for one in first) / len(first)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetero_runtime.evaluation.base import RowScore, clustered_mean
+from hetero_runtime.evaluation.results import NATS, Answers
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,9 @@ class Perplexity:
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
         return {**asdict(self), "perplexity": self.perplexity}
+
+
+def by_window(scores: Sequence[RowScore]) -> dict[str, dict[str, Answers]]:
+    """Nats of every token, as results of questions: a window is one, so that two configurations are compared
+    on the same windows."""
+    return {"text": {"token" + NATS: {str(i): tuple(each.nats.tolist()) for i, each in enumerate(scores)}}}

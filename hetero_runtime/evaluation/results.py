@@ -18,6 +18,8 @@ from hetero_runtime.evaluation.base import Estimate, clustered_mean
 from hetero_runtime.whole_file import write_whole
 
 FORMAT = "hetero-runtime results of questions, 1"
+NATS = ".nats"
+"""Ends the name of a metric that is a likelihood in nats, the lower the better; others are scores."""
 _SHAPE = '"tasks": {task: {metric: {question: [numbers]}}}'
 
 Answers = Mapping[str, tuple[float, ...]]

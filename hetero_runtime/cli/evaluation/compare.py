@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hetero_runtime.evaluation.comparison import Comparison, Summary
     from hetero_runtime.evaluation.results import Results
 
-_COLUMNS = ("task", "metric", "questions", "reference", "value", "difference", "± 95 %", "higher", "lower")
+_COLUMNS = ("task", "metric", "n", "reference", "value", "difference", "+/-", "p", "p (Holm)")
 
 
 @exit_on_error
@@ -71,16 +71,16 @@ def _render(family: Sequence[Comparison], summaries: Sequence[Summary]) -> Rende
     from rich.text import Text
 
     legend = (
-        "* significant at 0.05 after Holm's correction over the whole table · † before it alone · "
-        "higher, lower: questions on which the value is · a difference that is not significant is no proof "
-        "of equality"
+        "n: questions · scores in points of 100, likelihoods in nats · difference with its 95 % interval · "
+        "+/-: questions on which the value is higher, lower · * significant at 0.05 after Holm's correction "
+        "over all tests shown, † before it alone · what is not significant is no proof of equality"
     )
     labels = dict.fromkeys(one.label for one in family)
     tables = [_table([one for one in family if one.label == label]) for label in labels]
     means = [
         Text(
             f"{each.label}: mean difference over {each.num_tasks} tasks "
-            f"{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} (95 %)"
+            f"{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} points (95 %)"
         )
         for each in summaries
     ]
@@ -90,23 +90,22 @@ def _render(family: Sequence[Comparison], summaries: Sequence[Summary]) -> Rende
 def _table(family: Sequence[Comparison]) -> RenderableType:
     from rich.table import Table
 
-    title = f"{family[0].label} against {family[0].reference}, × 100"
+    title = f"{family[0].label} against {family[0].reference}"
     table = Table(
         box=None, pad_edge=False, padding=(0, 0, 0, 1), title=title, title_justify="left", header_style="bold"
     )
-    for i, name in enumerate((*_COLUMNS, "p", "p (Holm)")):
-        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
+    for i, name in enumerate(_COLUMNS):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i >= 2)
     for one in family:
         half = (one.interval[1] - one.interval[0]) / 2
+        scale, digits = (100, 2) if one.is_score else (1, 4)
         table.add_row(
             one.task,
             one.metric,
             f"{one.num_questions:,}",
-            *(f"{100 * value:.2f}" for value in (one.reference_value, one.value)),
-            f"{100 * one.difference:+.2f}{_mark(one)}",
-            f"{100 * half:.2f}",
-            f"{one.only_label:,}",
-            f"{one.only_reference:,}",
+            *(f"{scale * value:.{digits}f}" for value in (one.reference_value, one.value)),
+            f"{scale * one.difference:+.{digits}f}{_mark(one)} ± {scale * half:.{digits}f}",
+            f"{one.only_label:,}/{one.only_reference:,}",
             f"{one.p:.4f}",
             f"{one.p_holm:.4f}",
         )

@@ -34,6 +34,12 @@ SamplesOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Window i of new samples is drawn with seed + i.")]
+LabelOption = Annotated[
+    str | None, typer.Option("--label", help="What tables call it. None: the routing policy.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="File of results, question by question, for `eval compare`.")
+]
 PoliciesOption = Annotated[
     str,
     typer.Option(

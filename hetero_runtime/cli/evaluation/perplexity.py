@@ -9,7 +9,9 @@ import typer
 
 from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.evaluation.options import (
+    LabelOption,
     LengthOption,
+    OutOption,
     RowsOption,
     TextOption,
     WindowsOption,
@@ -32,6 +34,8 @@ def perplexity_command(
     length: LengthOption = 512,
     windows: WindowsOption = None,
     rows: RowsOption = 16,
+    label: LabelOption = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Nats and perplexity a token of a text that MODEL was not trained on.
@@ -39,19 +43,26 @@ def perplexity_command(
     Each window is a request of its own: caches that routing sees begin anew, and a token is predicted from
     those before it in its window.
     """
+    from dataclasses import asdict
+
     from rich.console import Console
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.harness import Harness
-    from hetero_runtime.evaluation.perplexity import Perplexity
+    from hetero_runtime.evaluation.perplexity import Perplexity, by_window
+    from hetero_runtime.evaluation.results import Results
     from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
 
     texts = read_texts(text)
-    with loaded(config_of(model, config, overrides)) as parts, count_progress("tokens") as seen:
+    asked = config_of(model, config, overrides)
+    with loaded(asked) as parts, count_progress("tokens") as seen:
         documents = tokenise(texts, parts.tokenizer)
         chosen = spread(cut_rows(documents, length), windows)
-        result = Perplexity.of(Harness(parts, rows_at_once=rows).score(chosen, seen=seen))
+        scores = Harness(parts, rows_at_once=rows).score(chosen, seen=seen)
+    result = Perplexity.of(scores)
+    if out is not None:
+        Results(label or asked.routing.policy, by_window(scores), asdict(asked)).write(out)
     Console(stderr=as_json).print(_table(result))
     if as_json:
         typer.echo(json.dumps(result.to_json()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.evaluation.options import RowsOption, loaded
+from hetero_runtime.cli.evaluation.options import LabelOption, OutOption, RowsOption, loaded
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def tasks_command(
     run_code: Annotated[
         bool, typer.Option("--run-generated-code", help="Let tasks execute, unprotected, what MODEL writes.")
     ] = False,
-    label: Annotated[str | None, typer.Option(help="What tables call it. None: the routing policy.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File of results, for `eval compare`.")] = None,
+    label: LabelOption = None,
+    out: OutOption = None,
     rows: RowsOption = 16,
     as_json: JsonOption = False,
 ) -> None:

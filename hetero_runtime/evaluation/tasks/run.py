@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_runtime.errors import ConfigError
-from hetero_runtime.evaluation.results import Results
+from hetero_runtime.evaluation.results import NATS, Results
 from hetero_runtime.evaluation.tasks.base import Answers
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def _values(metric: str, value: Any) -> tuple[str, tuple[float, ...]]:
     """Name and numbers of one question; no numbers where it has none."""
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
         log_likelihood, units = value
-        return f"{metric}.nats", (-log_likelihood / units,)
+        return metric + NATS, (-log_likelihood / units,)
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(part, bool | int | float) for part in parts):
         return metric, ()

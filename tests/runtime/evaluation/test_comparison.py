@@ -117,6 +117,20 @@ def test_instructions_of_one_prompt_are_not_taken_for_independent() -> None:
     assert one.standard_error != pytest.approx(naive)
 
 
+def test_likelihoods_are_no_scores() -> None:
+    a = results(
+        "a", read={"word.nats": [(2.0,), (3.0,)]}, arc={"acc": binary(0, 1)}, gsm={"acc": binary(0, 1)}
+    )
+    b = results(
+        "b", read={"word.nats": [(2.5,), (3.5,)]}, arc={"acc": binary(1, 1)}, gsm={"acc": binary(0, 1)}
+    )
+    family = compare(a, [b])
+    assert [one.is_score for one in family] == [False, True, True]
+    assert (family[0].test, family[0].difference) == ("sign_flip", 0.5)
+    (summary,) = summarise(family)
+    assert (summary.num_tasks, summary.difference) == (2, 0.25)
+
+
 def test_all_tests_of_a_table_are_one_family() -> None:
     a = results("a", arc={"acc": binary(*[0] * 8)}, mmlu={"acc": binary(*[0, 1] * 4)})
     b = results("b", arc={"acc": binary(*[1] * 8)}, mmlu={"acc": binary(*[0, 1] * 4)})
@@ -193,7 +207,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert report["comparisons"][0]["is_significant"]
     assert report["means"][0]["difference"] == 0.5
-    for part in ("psr 0.3 against exact", "+100.00*", "mean difference over 2 tasks +50.00"):
+    for part in ("psr 0.3 against exact", "+100.00*", "mean difference over 2 tasks +50.00 ± 0.00 points"):
         assert part in result.stderr
     twin = tmp_path / "c.json"
     results("exact", arc={"acc": binary(*[1] * 8)}, mmlu={"acc": binary(0, 1)}).write(twin)

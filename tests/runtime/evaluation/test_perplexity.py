@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from hetero_runtime.cli import app
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation import Perplexity, RowScore, clustered_mean
+from hetero_runtime.evaluation.comparison import compare
+from hetero_runtime.evaluation.results import read_results
 
 CPU = ("--set", "device=cpu", "--set", "memory.residency=0.25", "--set", "execution.max_length=256")
 
@@ -63,6 +65,28 @@ def test_the_command_on_the_bundled_model(tmp_path: Path) -> None:
     assert "perplexity" in result.stderr
     fewer = run("--text", file, "--length", 8, "--windows", 1, "--json")
     assert json.loads(fewer.stdout.strip().splitlines()[-1])["num_tokens"] == 8
+
+
+def test_windows_of_two_configurations_can_be_compared(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a girl. She liked to play in the park with her friends.")
+    for policy in ("exact", "psr"):
+        words = (
+            "--text",
+            text,
+            "--length",
+            8,
+            "--out",
+            tmp_path / policy,
+            "--set",
+            f"routing.policy={policy}",
+        )
+        assert run(*words).exit_code == 0
+    exact, psr = read_results(tmp_path / "exact"), read_results(tmp_path / "psr")
+    (one,) = compare(exact, [psr])
+    assert (one.label, one.reference, one.task, one.metric) == ("psr", "exact", "text", "token.nats")
+    assert one.num_questions == len(exact.tasks["text"]["token.nats"]) > 1
+    assert one.difference != 0.0
 
 
 @pytest.mark.parametrize(
