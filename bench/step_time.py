@@ -22,7 +22,15 @@ KINDS = {
     "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append"),
     "products": ("nvjet", "gemm", "gemv", "cutlass", "splitK", "cublas", "_linear_"),
     "predictor": ("_forecast_kernel",),
-    "tables": ("_ensure_kernel", "_create_kernel", "_land_kernel", "_score_kernel"),
+    "tables": (
+        "_ensure_kernel",
+        "_create_kernel",
+        "_land_kernel",
+        "_score_kernel",
+        "_propose_kernel",
+        "_jsd_kernel",
+    ),
+    "routing": ("_steer_kernel", "_select_kernel"),
     "misses": ("_gather_", "_decode_kernel", "_await_kernel", "_unpack_kernel", "Memcpy HtoD"),
 }
 """Kind to what the name of a kernel contains; the first that fits counts. `products` are those outside of

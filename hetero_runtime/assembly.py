@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,14 @@ from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.sources import ExpertsModule
 from hetero_runtime.experts.store import BankForm, Progress, fill_store, load_store
 from hetero_runtime.foresight import ForeseenSequences, Foresight
-from hetero_runtime.foresight.build import make_foresight, make_predictors, make_row_eviction, router_shape
+from hetero_runtime.foresight.build import (
+    extra_in_graph,
+    followed_in_graph,
+    make_foresight,
+    make_predictors,
+    make_row_eviction,
+    router_shape,
+)
 from hetero_runtime.foresight.link import Link
 from hetero_runtime.hf.architectures import Architecture
 from hetero_runtime.hf.conversion import split_checkpoint
@@ -49,6 +56,9 @@ from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
+if TYPE_CHECKING:
+    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +72,8 @@ class EagerParts(NamedTuple):
     cache: SlabCache
     orchestrator: EagerOrchestrator
     dtype: torch.dtype
+    predictors: Sequence[Mamba2Predictor] = ()
+    """For each row one that the captured step can take over from."""
 
 
 class Tiers(NamedTuple):
@@ -160,6 +172,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
                 cache=tiers.cache,
                 orchestrator=driven.orchestrator,
                 dtype=skeleton.dtype,
+                predictors=followed_in_graph(config, predictors),
             ),
             foresight=driven.foresight,
             routing=routing,
@@ -203,7 +216,7 @@ def _choose_mode(
                 parts,
                 rows=config.execution.max_rows,
                 max_length=config.execution.max_length,
-                prefetch_extra=config.prefetch.extra if config.prediction.predictor == "pregate" else None,
+                prefetch_extra=extra_in_graph(config),
                 routing=routing,
                 copies_insertions=config.prefetch.schedule == "bounded",
             )

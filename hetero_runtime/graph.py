@@ -14,18 +14,27 @@ from hetero_gpu.control import ControlRegion, CopyEngine
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
 from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.prefill import GroupedExperts
+from hetero_gpu.foresight import Room
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
 from hetero_runtime.experts.store import BankStore
+from hetero_runtime.foresight.build import router_shape
+from hetero_runtime.foresight.prompts import Prompts
 from hetero_runtime.hf.attention import why_not_capturable
 from hetero_runtime.hf.fused_attention import fuse_attention
-from hetero_runtime.hf.graph_sequences import GraphSequences
+from hetero_runtime.hf.graph_sequences import GraphSequences, Texts
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
-from hetero_runtime.hf.router_hooks import router_top_k
+from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch, LookAhead
+from hetero_runtime.orchestrator.captured_foresight import CapturedForesight
+from hetero_runtime.orchestrator.captured_prefetch import (
+    MOST_OUTSTANDING,
+    Asker,
+    AskOneLayerAhead,
+    CapturedPrefetch,
+)
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.plan.demand import GROUPED_TOKENS
@@ -58,9 +67,9 @@ def capture(
 ) -> GraphParts:
     """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing.
 
-    `prefetch_extra`: experts that are guessed for the next layer beyond top-k, to be prefetched; None
-    prefetches nothing. `routing`: what decides in place of the routers; with `copies_insertions`, what it
-    inserts is prefetched.
+    `prefetch_extra`: experts beyond top-k that are worth a prefetch to a layer, by the forecasts of
+    `parts.predictors` or, without any, by the next layer's router; None prefetches nothing. `routing`: what
+    decides in place of the routers; with `copies_insertions`, what it inserts is prefetched.
     """
     device, top_k = parts.slabs.memory.device, router_top_k(parts.model)
     is_prefetching = copies_insertions or prefetch_extra is not None
@@ -71,10 +80,12 @@ def capture(
     region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
     tables.attach(region)  # the host reads errors there without waiting
     steered = None if routing is None else _steered(parts, routing, active=active, tables=tables)
-    look_ahead: LookAhead | None = steered if copies_insertions else None
+    asker: Asker | None = None
+    if copies_insertions and steered is not None:
+        asker = AskOneLayerAhead(steered, tables=tables, region=region)
     if prefetch_extra is not None:
-        look_ahead = PreGate(parts.model, num_guesses=top_k + prefetch_extra, active=active)
-    prefetch = None if look_ahead is None else _prefetch(parts, look_ahead, bank, tables, region)
+        asker = _asker(parts, tables, region, active=active, num_wanted=top_k + prefetch_extra)
+    prefetch = None if asker is None else _prefetch(parts, asker, bank, tables, region)
     orchestrator = DeviceOrchestrator(
         _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
         cache=parts.cache,
@@ -87,7 +98,8 @@ def capture(
     )
     try:
         attach(parts.experts, orchestrator.run_layer)
-        sequences = GraphSequences(parts.model, active=active, max_length=max_length, texts=steered)
+        texts = steered or _texts(parts, asker)
+        sequences = GraphSequences(parts.model, active=active, max_length=max_length, texts=texts)
         install_small_ops(parts.model, routers=steered is None)
         fuse_attention(parts.model)
         if steered is not None:
@@ -171,12 +183,52 @@ def _format(parts: EagerParts) -> ExpertFormat:
         raise NotCapturableError(str(error)) from error
 
 
+def _asker(
+    parts: EagerParts,
+    tables: DeviceTables,
+    region: ControlRegion,
+    *,
+    active: torch.Tensor,
+    num_wanted: int,
+) -> Asker:
+    """Who says what is prefetched, `num_wanted` experts of a layer."""
+    if not parts.predictors:
+        look_ahead = PreGate(parts.model, num_guesses=num_wanted, active=active)
+        return AskOneLayerAhead(look_ahead, tables=tables, region=region)
+    from hetero_gpu.predict import DevicePredictor
+
+    predictor = DevicePredictor(parts.predictors[0].models, active)
+    predictor.attach(region)
+    num_layers, num_experts = parts.store.num_layers, parts.store.num_experts
+    sizes = [parts.cache.pool_size(layer) for layer in range(num_layers)]
+    return CapturedForesight(
+        predictor,
+        active=active,
+        tables=tables,
+        region=region,
+        per_layer=min(num_wanted, num_experts),
+        room=Room(
+            kept_back=min(len(active) * router_top_k(parts.model), num_experts),
+            is_shared=min(sizes) == parts.slabs.num_slabs,
+        ),
+    )
+
+
+def _texts(parts: EagerParts, asker: Asker | None) -> Texts | None:
+    """Who reads prompts, where the captured step foresees; the model's routers are heard from now on."""
+    if not isinstance(asker, CapturedForesight):
+        return None
+    prompts = Prompts(parts.predictors, router_shape(parts.model), device=asker)
+    listen_to_routers(parts.model, prompts.hear)
+    return prompts
+
+
 def _prefetch(
-    parts: EagerParts, look_ahead: LookAhead, bank: MappedBank, tables: DeviceTables, region: ControlRegion
+    parts: EagerParts, asker: Asker, bank: MappedBank, tables: DeviceTables, region: ControlRegion
 ) -> CapturedPrefetch:
     try:
         return CapturedPrefetch(
-            look_ahead,
+            asker,
             tables=tables,
             region=region,
             bank=bank,

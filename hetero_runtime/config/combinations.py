@@ -10,6 +10,10 @@ FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
 """Values of prefetch.schedule that act on forecasts."""
 
 
+_FORESIGHT_IN_GRAPH = ("mamba2", "jsd", "belady")
+"""The predictor, schedule and eviction policy that a captured step knows."""
+
+
 def schedules_forecasts(schedule: str) -> bool:
     """Whether that value of prefetch.schedule acts on forecasts."""
     return schedule in FORECAST_SCHEDULES
@@ -114,10 +118,18 @@ def _check_mode(config: Config, source: str) -> None:
                 "top_b and eviction.policy: lru"
             )
     elif mode == "graph" and acts_on_forecasts(config):
-        raise ConfigError(
-            f"{source}: {_listener(config)} with execution.mode: graph is not in this version but for "
-            "prediction.predictor: pregate; write execution.mode: eager, or take preset: lru"
-        )
+        chosen = config.prediction.predictor, schedule, config.eviction.policy
+        if chosen != _FORESIGHT_IN_GRAPH:
+            raise ConfigError(
+                f"{source}: with execution.mode: graph {_listener(config)} needs all of "
+                "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady; here they "
+                f"are {', '.join(chosen)}. Write preset: seqmoe alone, or execution.mode: eager"
+            )
+        if config.routing.policy != "exact":
+            raise ConfigError(
+                f"{source}: routing.policy: {config.routing.policy} with forecasts and execution.mode: graph "
+                "is not in this version; write routing.policy: exact, or execution.mode: eager"
+            )
 
 
 def _check_speculation(config: Config, source: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Predictor, RouterShape, make_predictor
 from hetero_scheduler.prefetch import make_schedule
 from hetero_scheduler.prefetch.steering import Steering
+
+if TYPE_CHECKING:
+    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
 
 def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
@@ -44,6 +47,20 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
     for layer in range(shape.num_layers):  # compile now, not while somebody waits for a token
         predictor.observe(0, layer, np.zeros(shape.num_experts, np.float32))
     return [predictor.another() for _ in rows]
+
+
+def extra_in_graph(config: ResolvedConfig) -> int | None:
+    """Experts of a layer beyond top-k that a captured step prefetches by guess or forecast; None for none."""
+    return config.prefetch.extra if config.prediction.predictor in ("pregate", "mamba2") else None
+
+
+def followed_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> list[Mamba2Predictor]:
+    """Those of `predictors` that a captured step can go on from."""
+    if config.execution.mode != "graph" or not predictors:
+        return []
+    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+
+    return [predictor for predictor in predictors if isinstance(predictor, Mamba2Predictor)]
 
 
 def router_shape(model: Any) -> RouterShape:

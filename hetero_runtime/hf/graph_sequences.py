@@ -39,6 +39,9 @@ class Texts(Protocol):
     def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> AbstractContextManager[None]:
         """Around each pass over a prompt `ids` `[n]` in `row`; `is_first`: its text begins with it."""
 
+    def end(self, row: int) -> None:
+        """The text of `row` has ended."""
+
 
 NUM_WARM_UPS = 3
 """Steps before the capture: kernels compile and libraries allocate what they never allocate again."""
@@ -135,7 +138,7 @@ class GraphSequences:
                     greedy=capture(lambda rows=rows: self._greedy(rows)),  # type: ignore[misc]
                     draw=capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
                 )
-        self._sequences.reset(0)
+        self._empty(0)
 
     # ---- rows
 
@@ -145,7 +148,7 @@ class GraphSequences:
 
     def give_back(self, row: int) -> None:
         """Empty `row` and let others have it."""
-        self._sequences.reset(row)
+        self._empty(row)
         heapq.heappush(self._free, row)
 
     @contextmanager
@@ -212,6 +215,11 @@ class GraphSequences:
                 graphs.draw()
             said[i].copy_(self._said[:rows], non_blocking=True)
         return Submitted(said)
+
+    def _empty(self, row: int) -> None:
+        self._sequences.reset(row)
+        if self._texts is not None:
+            self._texts.end(row)
 
     def _reading(self, row: int, ids: torch.Tensor) -> AbstractContextManager[None]:
         if self._texts is None:

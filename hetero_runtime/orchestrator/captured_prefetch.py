@@ -1,8 +1,10 @@
-"""Prefetch inside the captured step: ask one layer ahead, and await what was asked for.
+"""Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land ─ ensure ─ gather ─ ask(l + 1) ─ await late ─ unpack ─ gather the rest ─ experts
-                                            │             ▲
-    worker      ────────────────────────────┴─ copy ──────┘         its own thread and stream
+    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack ─ gather the rest ─ experts
+                                          │        ▲
+    worker      ──────────────────────────┴─ copy ─┘                its own thread and stream
+
+What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, `CapturedForesight` by forecasts.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. A worker that fails is
@@ -11,6 +13,7 @@ reported once; after that a step is as fast as without prefetch, less the slots 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -40,6 +43,32 @@ class LookAhead(Protocol):
         from `layer`, whose experts take `hidden` `[rows, H]`. None where nothing is to be guessed."""
 
 
+class Asker(ABC):
+    """Says what is fetched. What is captured is device work alone."""
+
+    def begin_layer(self, layer: int, num_rows: int) -> None:  # noqa: B027 (most wait to be asked)
+        """`layer` begins for `num_rows` rows of a step, before its `ensure`."""
+
+    @abstractmethod
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        """Send tasks, between `ensure(layer)` and the next. `hidden` `[rows, H]`: what its experts take."""
+
+    def begin_decode(self) -> None:  # noqa: B027
+        """By the host: the tables were handed over to the device just now."""
+
+
+class AskOneLayerAhead(Asker):
+    """Asks for what `look_ahead` guesses."""
+
+    def __init__(self, look_ahead: LookAhead, *, tables: DeviceTables, region: ControlRegion) -> None:
+        self._look_ahead, self._tables, self._region = look_ahead, tables, region
+
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        keys = self._look_ahead(layer, hidden)
+        if keys is not None:
+            create_prefetch(self._tables, layer, keys, region=self._region)
+
+
 class CapturedPrefetch:
     """See the module docstring. `records`: the host bank, uint8, packed if `bank` is.
 
@@ -49,7 +78,7 @@ class CapturedPrefetch:
 
     def __init__(
         self,
-        look_ahead: LookAhead,
+        asker: Asker,
         *,
         tables: DeviceTables,
         region: ControlRegion,
@@ -58,7 +87,7 @@ class CapturedPrefetch:
         slabs: SlabPool,
         engine: CopyEngine,
     ) -> None:
-        self._look_ahead, self._tables, self._bank, self._slabs = look_ahead, tables, bank, slabs
+        self._asker, self._tables, self._bank, self._slabs = asker, tables, bank, slabs
         self._region = region
         self._staging = None
         if bank.packing is not None:
@@ -75,20 +104,14 @@ class CapturedPrefetch:
 
     # ---- captured, for each layer
 
-    def begin_layer(self) -> None:
+    def begin_layer(self, layer: int, num_rows: int) -> None:
         """Before `ensure`, which must await what is late."""
-        land(
-            self._tables,
-            region=self._region,
-            record_bytes=self._bank.record_bytes,
-            is_staged=self._staging is not None,
-        )
+        self._land()
+        self._asker.begin_layer(layer, num_rows)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded."""
-        keys = self._look_ahead(layer, hidden)
-        if keys is not None:
-            create_prefetch(self._tables, layer, keys, region=self._region)
+        self._asker.ask(layer, hidden)
 
     def await_layer(self, layer: int, slots: torch.Tensor) -> None:
         """Whatever reads `slots` afterwards finds its experts."""
@@ -103,6 +126,10 @@ class CapturedPrefetch:
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
 
     # ---- by the host, between passes
+
+    def begin_decode(self) -> None:
+        """The tables were handed over to the device just now."""
+        self._asker.begin_decode()
 
     def raise_if_failed(self) -> None:
         """Raise RuntimeError for the first failure of the worker, once."""
@@ -123,12 +150,20 @@ class CapturedPrefetch:
             self._tables.drop_prefetches()
             return
         self._worker.drain()
-        self.begin_layer()
+        self._land()
         self._unpack()
 
     def close(self) -> None:
         """End the worker; no step may follow."""
         self._worker.close()
+
+    def _land(self) -> None:
+        land(
+            self._tables,
+            region=self._region,
+            record_bytes=self._bank.record_bytes,
+            is_staged=self._staging is not None,
+        )
 
     def _unpack(self) -> None:
         if self._bank.packing is None or self._staging is None:

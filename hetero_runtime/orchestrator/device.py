@@ -82,7 +82,7 @@ class DeviceOrchestrator(Orchestrator):
         """The slots in which the experts lie once all that this submits is done."""
         prefetch = self._prefetch
         if prefetch is not None:
-            prefetch.begin_layer()
+            prefetch.begin_layer(layer, len(hidden))
         slots = ensure(self._tables, layer, top_k_index, awaits_late=prefetch is not None)
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
@@ -111,4 +111,6 @@ class DeviceOrchestrator(Orchestrator):
             if self._prefetch is not None and not to_device:
                 self._prefetch.finish()
             self._cache.lend(self._tables.adopt if to_device else self._tables.to_machine)
+            if self._prefetch is not None and to_device:
+                self._prefetch.begin_decode()
             self._is_on_device = to_device

@@ -135,6 +135,8 @@ class Demand:
 
 def prefetches_in_graph(config: Config | ResolvedConfig) -> bool:
     """Whether a captured step would prefetch."""
+    if config.prediction.predictor == "mamba2":
+        return config.execution.mode == "graph"
     return config.prediction.predictor == "pregate" or config.prefetch.schedule == "bounded"
 
 

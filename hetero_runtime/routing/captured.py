@@ -62,6 +62,9 @@ class CapturedRouting:
                 self._is_prompt = False
         self._caches.adopt(row, cache)
 
+    def end(self, row: int) -> None:
+        """The cache of `row` stays until the next text begins there."""
+
     # ---- routers, and what is captured
 
     def choose(self, layer: int, said: RouterScores, guess: torch.Tensor | None) -> torch.Tensor:

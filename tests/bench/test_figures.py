@@ -74,10 +74,12 @@ def test_start_is_what_assembling_an_engine_spends_on_capturing(monkeypatch: pyt
     config: Any = SimpleNamespace(
         execution=SimpleNamespace(mode="graph", max_rows=1, max_length=8),
         prediction=SimpleNamespace(predictor="none"),
+        prefetch=SimpleNamespace(schedule="none"),
     )
     parts: Any = SimpleNamespace(experts=[], orchestrator=SimpleNamespace(run_layer=None))
     with decode_case._captures_timed() as seconds:
-        assert assembly._choose_mode(config, parts) is captured
+        chosen = assembly._choose_mode(config, parts, foresight=None, routing=None, speculation=None)
+        assert chosen is captured
     assert 0.02 <= sum(seconds) < 5
     assert graph.capture is capture
 

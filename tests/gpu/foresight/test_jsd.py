@@ -143,7 +143,7 @@ def test_the_formula_keeps_what_the_heap_keeps(cases: list[tuple[int, int]], roo
     assert kept_by_formula(tasks, capacity) == {-index for _, _, index in heap}
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_slots=st.sampled_from([4, 9, 20]),
     is_shared=st.booleans(),
@@ -178,7 +178,7 @@ def all_absent(device: torch.device, pace: float) -> Twins:
     return twins
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     worth=st.lists(st.integers(0, 9), min_size=25, max_size=25),
     pace=st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]),

@@ -32,7 +32,7 @@ def put(windows: Windows, row: int, group: range, forecast: np.ndarray) -> None:
     windows.probabilities[row, :, group.start : group.stop] = torch.from_numpy(forecast)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(horizon=st.integers(1, 11), num_slots=st.integers(2, 12), seed=st.integers(0, 99))
 def test_evictions_follow_forecasts_as_the_machines_do(
     device: torch.device, horizon: int, num_slots: int, seed: int

@@ -167,8 +167,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (["prefetch.extra=3"], ["prefetch.extra: 3", "is popularity", "or prefetch.extra: 0"]),
         (
-            ["preset=seqmoe", "execution.mode=graph"],
-            ["prefetch.schedule: jsd with execution.mode: graph is not in this version", "mode: eager"],
+            ["preset=seqmoe", "execution.mode=graph", "routing.policy=cache_prior"],
+            ["cache_prior with forecasts and execution.mode: graph", "routing.policy: exact"],
+        ),
+        (
+            ["preset=seqmoe", "execution.mode=graph", "eviction.policy=lru"],
+            ["graph prefetch.schedule: jsd needs all of", "they are mamba2, jsd, lru.", "mode: eager"],
         ),
         (
             ["prediction.predictor=pregate"],
@@ -191,7 +195,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (
             ["eviction.policy=belady", "execution.mode=graph"],
-            ["eviction.policy: belady with execution.mode: graph is not in this version", "preset: lru"],
+            ["graph eviction.policy: belady needs all of", "frequency, popularity, belady", "preset: seqmoe"],
         ),
         (
             ["preset=psr", "execution.mode=graph", "prefetch.in_flight=4"],
@@ -251,6 +255,8 @@ def test_seqmoe_is_a_preset_whose_fields_can_be_replaced() -> None:
         3,
     )
     assert (config.eviction.policy, config.execution.mode) == ("belady", "eager")
+    graph = load_config({"preset": "seqmoe"}, overrides=["execution.mode=graph"])
+    assert (graph.eviction.policy, graph.execution.mode) == ("belady", "graph")
     assert load_config({"preset": "seqmoe"}, overrides=["prefetch.schedule=none"]).eviction.policy == "belady"
     assert load_config({"preset": "seqmoe"}, overrides=["prediction.predictor=frequency"])
 

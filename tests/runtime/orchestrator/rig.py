@@ -39,6 +39,7 @@ class CacheRig:
         sizes: Sizes = Sizes(),  # noqa: B008 (a tuple)
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        policy: str = "lru",
     ) -> None:
         self.sizes, self.num_layers = sizes, num_layers
         config = OlmoeConfig(
@@ -55,7 +56,7 @@ class CacheRig:
                 parameter.data.normal_(0, 0.3)
         up, down = (2 * sizes.inner, sizes.hidden), (sizes.hidden, sizes.inner)
         self.layout = RecordLayout.of([("gate_up_proj", dtype, up), ("down_proj", dtype, down)])
-        self.eviction = make_eviction("lru", num_layers=num_layers, num_experts=sizes.num_experts)
+        self.eviction = make_eviction(policy, num_layers=num_layers, num_experts=sizes.num_experts)
         self.slabs = SlabPool(num_slots, self.layout.record_bytes, torch.device(device))
         is_pinned = device == "cuda"
         records = {

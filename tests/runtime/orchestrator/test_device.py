@@ -21,7 +21,12 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Orchestrator, Phase
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
+from hetero_runtime.orchestrator.captured_prefetch import (
+    MOST_OUTSTANDING,
+    Asker,
+    AskOneLayerAhead,
+    CapturedPrefetch,
+)
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
@@ -35,6 +40,7 @@ pytestmark = pytest.mark.skipif(
 
 Extend = Callable[[torch.Tensor], torch.Tensor]
 """Append ids to the only row and give the logits of the last one."""
+MakeAsker = Callable[[Parts, DeviceTables, ControlRegion, torch.Tensor], Asker]
 
 
 def load(folder: Path, eviction: str, residency: float = 0.25) -> Parts:
@@ -42,13 +48,21 @@ def load(folder: Path, eviction: str, residency: float = 0.25) -> Parts:
         "model": {"path": str(folder)},
         "device": "cpu",
         "memory": {"residency": residency},
+        "preset": "seqmoe" if eviction == "belady" else "lru",
         "eviction": {"policy": eviction},
         "execution": {"max_length": 64, "max_rows": 1},
     }
     return assemble(plan_for(load_config(config)).config)
 
 
-def on_device(parts: Parts, top_k: int, link: FakeLink | None = None) -> DeviceOrchestrator:
+def asks_by_pregate(parts: Parts, tables: DeviceTables, region: ControlRegion, active: torch.Tensor) -> Asker:
+    look_ahead = PreGate(parts.model, num_guesses=tables.max_pairs, active=active)
+    return AskOneLayerAhead(look_ahead, tables=tables, region=region)
+
+
+def on_device(
+    parts: Parts, top_k: int, link: FakeLink | None = None, *, make_asker: MakeAsker = asks_by_pregate
+) -> DeviceOrchestrator:
     """The orchestrator, over tables and slabs in host memory. With a `link` it prefetches."""
     cpu = torch.device("cpu")
     modules = list(expert_modules(parts.model).values())
@@ -76,7 +90,7 @@ def on_device(parts: Parts, top_k: int, link: FakeLink | None = None) -> DeviceO
         region = ControlRegion(cpu, ring_size=MOST_OUTSTANDING)
         tables.attach(region)
         prefetch = CapturedPrefetch(
-            PreGate(parts.model, num_guesses=top_k, active=active),
+            make_asker(parts, tables, region, active),
             tables=tables,
             region=region,
             bank=bank,

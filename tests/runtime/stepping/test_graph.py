@@ -51,12 +51,33 @@ class Experts:
         return InPlaceStats()
 
 
+class Diary:
+    """Writes down what it is told of texts."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    @contextmanager
+    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> Iterator[None]:
+        assert is_first
+        yield
+        self.entries.append(f"read {len(ids)} in {row}")
+
+    def end(self, row: int) -> None:
+        self.entries.append(f"end {row}")
+
+
 class Served:
     """A model behind a graph stepper of `rows` rows, and what was submitted to it."""
 
     def __init__(self, model: Any, rows: int) -> None:
+        self.diary = Diary()
         self.sequences = GraphSequences(
-            model, active=torch.ones(rows, dtype=torch.bool), max_length=96, capture=lambda work: work
+            model,
+            active=torch.ones(rows, dtype=torch.bool),
+            max_length=96,
+            capture=lambda work: work,
+            texts=self.diary,
         )
         self.sequences.capture(prefill=nullcontext, decode=nullcontext)
         self.plans: list[StepPlan] = []
@@ -137,6 +158,21 @@ def test_a_request_joins_and_leaves_while_others_go_on(served: Served, expected:
         assert served.answer(PROMPTS[2]) == expected[2]
         said += [first.next() for _ in range(NUM_TOKENS - len(said))]
     assert said == expected[0]
+
+
+def test_who_listens_is_told_of_each_text_and_its_end(served: Served) -> None:
+    """The text of the capture, of which nothing was read, ends too."""
+    with served.open(PROMPTS[0]) as first:
+        first.first({})
+        with served.open(PROMPTS[1]) as second:
+            second.first({})
+            second.next()
+        with served.sequences.open() as sequence:
+            sequence.extend(torch.tensor(PROMPTS[2]))
+    told = ["read 1 in 0", "end 0", "read 5 in 0", "read 8 in 1", "read 11 in 2", "end 2"]
+    assert served.diary.entries == told
+    served.answer(PROMPTS[3], max_tokens=2)
+    assert served.diary.entries == [*told, "end 1", "end 0", "read 14 in 0"]
 
 
 def test_recurrent_rows_step_apart(folders: dict[str, Path]) -> None:

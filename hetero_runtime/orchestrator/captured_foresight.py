@@ -1,0 +1,119 @@
+"""Foresight inside the captured step: a predictor on the device, evictions and prefetches that follow it.
+
+    layer l     windows move on ─ ensure ─ … ─ predictor hears l ─┬─ l triggers: scores and candidates anew
+                      │ scores                                    └─ Algorithm 1 ─► task ring
+                      └─► who is evicted
+
+    a prompt    the host's predictor reads it ─► at the hand-over to the device: its row of the predictor,
+                the windows of its forecasts
+
+The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+from hetero_gpu.control import ControlRegion
+from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
+from hetero_gpu.tables import DeviceTables
+from hetero_runtime.orchestrator.captured_prefetch import Asker
+from hetero_scheduler.predict import Forecast
+
+if TYPE_CHECKING:
+    from hetero_scheduler.predict.mamba2_compiled import CompiledState
+
+
+class DeviceForecasts(Protocol):
+    """A predictor whose work is the device's alone; `hetero_gpu.predict.DevicePredictor` is one."""
+
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """float32 `[rows, horizon, layers, experts]`, always the same memory. Entry 0 is the next step."""
+
+    @property
+    def groups(self) -> Sequence[range]:
+        """Layers that are forecast together, when the last of them has routed."""
+
+    def observe(self, layer: int, router_logits: torch.Tensor) -> None:
+        """`layer` has routed the first rows: `router_logits` `[n, experts]`. Capturable."""
+
+    def load(self, row: int, states: Sequence[CompiledState], *, forecasts: Sequence[Forecast] = ()) -> None:
+        """Let `row` go on from a host predictor's `states`; its probabilities are those of `forecasts`."""
+
+
+class ReadPrompt(NamedTuple):
+    """What a host predictor remembers of a prompt, and what it expects after it."""
+
+    states: Sequence[CompiledState]
+    forecasts: Sequence[Forecast]
+
+
+class CapturedForesight(Asker):
+    """See the module docstring. `active`: bool `[rows]` on the device, the rows that step. `per_layer`: tasks
+    of a layer, the router's top-k and some extra."""
+
+    def __init__(
+        self,
+        forecasts: DeviceForecasts,
+        *,
+        active: torch.Tensor,
+        tables: DeviceTables,
+        region: ControlRegion,
+        per_layer: int,
+        room: Room,
+    ) -> None:
+        self._forecasts, self._active = forecasts, active
+        self._windows = Windows(tables, forecasts.probabilities)
+        self._candidates = Candidates(self._windows, per_layer=per_layer)
+        self._jsd = JsdPrefetch(self._candidates, tables=tables, region=region, room=room)
+        self._layers = range(tables.num_layers)
+        self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
+        self._heard: torch.Tensor | None = None
+        self._waiting: dict[int, ReadPrompt] = {}
+
+    # ---- captured, for each layer
+
+    def hear(self, router_logits: torch.Tensor) -> None:
+        """The router of the layer that comes next said `router_logits` `[rows, experts]`."""
+        self._heard = router_logits
+
+    def begin_layer(self, layer: int, num_rows: int) -> None:
+        self._windows.run(layer, self._active[:num_rows])
+
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
+        heard, self._heard = self._heard, None
+        self._forecasts.observe(layer, heard)
+        group = self._group_of_trigger.get(layer)
+        if group is not None:
+            self._windows.renew(group, self._active[: len(heard)])
+            self._candidates.renew(group)
+        self._jsd.ask(layer)
+
+    # ---- by the host, between passes
+
+    def take(self, row: int, prompt: ReadPrompt) -> None:
+        """A prompt was read for `row`; the device learns of it when it decodes."""
+        self._waiting[row] = prompt
+
+    def forget(self, row: int) -> None:
+        """The text of `row` has ended."""
+        self._waiting.pop(row, None)
+        self._windows.forget(row)
+
+    def begin_decode(self) -> None:
+        """Rows whose prompts were read go on here. Tasks for layer 0, which runs next, come too late."""
+        if not self._waiting:
+            return
+        is_new = torch.zeros_like(self._active)
+        for row, prompt in self._waiting.items():
+            self._forecasts.load(row, prompt.states, forecasts=prompt.forecasts)
+            is_new[row] = True
+        self._waiting.clear()
+        self._windows.renew(self._layers, is_new)
+        if len(self._layers) > 1:
+            self._candidates.renew(self._layers[1:])
