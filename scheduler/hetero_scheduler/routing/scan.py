@@ -88,12 +88,12 @@ def steer(rules: Any, state: Any, layer: Any, guess: Any, prior: Any) -> None:
     _begin(rules, state, layer, prior)
     resident, guarded = state.is_resident[layer], state.is_guarded[layer]
     top_k, num_new = state.guess.shape[1], 0
-    is_visited = np.zeros(guess.size, np.bool_)
-    for rank in range(max(rules.window, top_k)):
-        expert = _best_left(guess, is_visited)
-        if expert == NOBODY:
-            return
-        is_visited[expert] = True
+    is_barred, place = np.empty(guess.size, np.bool_), np.zeros(guess.size, np.int64)
+    for e in range(guess.size):
+        is_barred[e] = guess[e] == -np.inf
+    ranking = np.empty(max(rules.window, top_k), np.int64)
+    for rank in range(_rank(guess, guess, place, is_barred, ranking)):
+        expert = ranking[rank]
         if rank < top_k:
             state.guess[layer, rank] = expert
         if rank >= rules.window:
@@ -114,13 +114,14 @@ def _begin(rules: Any, state: Any, layer: Any, prior: Any) -> None:
     if state.is_begun[layer]:
         return
     state.is_begun[layer] = True
-    priority = state.priority[layer]
-    for e in range(priority.size):
-        if rules.is_lru:
-            priority[e] = np.float32(state.last_use[layer, e])
-        else:
-            averages = state.fast[layer, e] + state.slow[layer, e]
-            priority[e] = averages + np.float32(prior[e]) * _UNIT  # exact: 256ths
+    priority, last_use = state.priority[layer], state.last_use[layer]
+    fast, slow = state.fast[layer], state.slow[layer]
+    if rules.is_lru:
+        for e in range(priority.size):
+            priority[e] = np.float32(last_use[e])
+    else:
+        for e in range(priority.size):
+            priority[e] = (fast[e] + slow[e]) + np.float32(prior[e]) * _UNIT  # exact: 256ths
 
 
 @_compiled
@@ -164,27 +165,25 @@ def _select(rules: Any, state: Any, layer: Any, scores: Any, own: Any, bonus: An
 @_compiled
 def _mark_best(count: Any, biased: Any, scores: Any, place: Any, is_barred: Any, is_marked: Any) -> None:
     """Mark the best `count` of what is not barred: what the router excludes, and did not choose itself."""
-    is_done = np.empty(is_barred.size, np.bool_)
-    for e in range(is_barred.size):
-        is_done[e] = is_barred[e]
-    for _ in range(count):
-        best = _best_of(biased, scores, place, is_done)
-        is_done[best] = is_marked[best] = True
+    if count == 0:
+        return
+    ranking = np.empty(count, np.int64)
+    for k in range(_rank(biased, scores, place, is_barred, ranking)):
+        is_marked[ranking[k]] = True
 
 
 @_compiled
 def _write_in_order(is_chosen: Any, scores: Any, place: Any, own: Any, experts: Any) -> None:
-    num_written = 0
+    num_kept, is_barred = 0, np.empty(scores.size, np.bool_)
     for e in own:
         if is_chosen[e]:
-            experts[num_written] = e
-            num_written += 1
-    is_done = np.empty(is_chosen.size, np.bool_)
-    for e in range(is_chosen.size):
-        is_done[e] = not is_chosen[e] or place[e] < own.size
-    for k in range(num_written, own.size):
-        experts[k] = _best_of(scores, scores, place, is_done)
-        is_done[experts[k]] = True
+            experts[num_kept] = e
+            num_kept += 1
+    if num_kept == own.size:
+        return
+    for e in range(is_barred.size):
+        is_barred[e] = not is_chosen[e] or place[e] < own.size
+    _rank(scores, scores, place, is_barred, experts[num_kept:])
 
 
 @_compiled
@@ -232,28 +231,34 @@ def _finish(rules: Any, state: Any, layer: Any, own: Any, experts: Any) -> None:
 
 
 @_compiled
-def _best_left(scores: Any, is_done: Any) -> Any:
-    """The best of what is not done, ties to the lowest; NOBODY when only excluded ones are left."""
-    best = NOBODY
-    for e in range(scores.size):
-        if not is_done[e] and scores[e] != -np.inf and (best == NOBODY or scores[e] > scores[best]):
-            best = e
-    return best
+def _rank(biased: Any, scores: Any, place: Any, is_barred: Any, ranking: Any) -> Any:
+    """Fill `ranking` with the best of what is not barred, the best first; how many there are.
 
-
-@_compiled
-def _best_of(biased: Any, scores: Any, place: Any, is_done: Any) -> Any:
-    """The best of what is not done: by `biased`, ties by the router's own ranking (score, place, index)."""
-    best = NOBODY
-    for e in range(scores.size):
-        if is_done[e]:
+    By `biased`, ties by the router's own ranking (score, place, index). Sorts as it reads; most experts are
+    below the worst that is kept, and done with at one look.
+    """
+    kept, num_kept, worst = np.empty(ranking.size, np.float32), 0, np.float32(-np.inf)
+    for e in range(biased.size):
+        value = biased[e]
+        if (num_kept == ranking.size and value < worst) or is_barred[e]:
             continue
-        if best == NOBODY or biased[e] > biased[best]:
-            best = e
-        elif biased[e] == biased[best]:
-            is_better = scores[e] > scores[best] or (scores[e] == scores[best] and place[e] < place[best])
-            best = e if is_better else best
-    return best
+        k = num_kept
+        while k > 0:
+            other = ranking[k - 1]
+            if value < kept[k - 1]:
+                break
+            if value == kept[k - 1] and (
+                scores[e] < scores[other] or (scores[e] == scores[other] and place[e] >= place[other])
+            ):
+                break
+            if k < ranking.size:
+                ranking[k], kept[k] = other, kept[k - 1]
+            k -= 1
+        if k < ranking.size:
+            ranking[k], kept[k] = e, value
+            num_kept = min(num_kept + 1, ranking.size)
+            worst = kept[num_kept - 1]
+    return num_kept
 
 
 @_compiled
