@@ -19,6 +19,8 @@ from tests.architectures import reference_model
 from tests.runtime.engine.answers import Answer, aligned, assert_same_answer, transformers_answer
 from tests.runtime.engine.conftest import NUM_TOKENS, PROMPT, MakeCheckpoint
 from tests.runtime.engine.test_exactness import load
+from tests.runtime.engine.test_in_place import assert_close
+from tests.runtime.engine.test_in_place import load as load_in_place
 from tests.runtime.experts.loading import split
 
 MOST_OFF = {"bf16": 0.02, "int8": 0.05, "fp8": 0.2, "int4": 0.5}
@@ -57,6 +59,19 @@ def test_it_says_what_transformers_says_with_the_same_weights(
     assert errors is not None and min(errors) > 0
     plain = transformers_answer(aligned(reference_model(folder)), {"input_ids": PROMPT}, num_tokens=1)
     assert _difference(plain, logits[0].cpu()) < MOST_OFF[experts]
+
+
+@pytest.mark.parametrize(("name", "experts"), [("GptOss", "int4"), ("Qwen3Moe", "fp8")])
+def test_misses_are_computed_on_the_cpu_from_the_same_records(
+    name: str, experts: str, checkpoint: MakeCheckpoint, logits: list[torch.Tensor]
+) -> None:
+    folder = checkpoint(name)
+    with load_in_place(folder, "cpu", model={"experts": experts}) as engine:
+        completion = engine.generate(PROMPT[0].tolist(), max_tokens=NUM_TOKENS, ignore_eos=True)
+        assert engine.stats().decode.in_place.experts > 0
+    reference = with_weights_of(folder, experts)
+    expected = transformers_answer(reference, {"input_ids": PROMPT}, num_tokens=NUM_TOKENS)
+    assert_close(completion.token_ids, logits, expected)
 
 
 def _difference(plain: Answer, logits: torch.Tensor) -> float:

@@ -1,21 +1,16 @@
-"""The kernels that an engine computes with, on records that were quantised while they were loaded."""
+"""The device's kernels on records that were quantised while they were loaded."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from hetero_cpu_kernels import experts as cpu
-from hetero_cpu_kernels.pool import WorkerPool
 from hetero_gpu.experts.decode import DecodeExperts
-from hetero_gpu.experts.layout import ExpertFormat, Matrix
+from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.reference import experts_reference
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.experts.kernel_format import expert_format
@@ -54,49 +49,3 @@ def test_the_fused_kernels_of_the_device(name: str, experts: str, tmp_path: Path
     expected = experts_reference(hidden, slabs, slots=slots, weights=weights, form=form)
     assert relative_error(out.cpu(), expected) < 2e-6
     store.close()
-
-
-@pytest.mark.parametrize(("name", "experts"), CASES)
-def test_the_kernels_of_the_cpu(name: str, experts: str, tmp_path: Path) -> None:
-    store, form = quantised(name, experts, tmp_path)
-    pool = WorkerPool(sorted(os.sched_getaffinity(0))[:1], spins=100)
-    try:
-        kernels = cpu.CpuExperts(cpu_form(form), pool)
-        hidden, weights = torch.randn(2, form.hidden), torch.rand(4)
-        routing = cpu.Routing(
-            offsets=np.array([0, 3]) * form.record_bytes,
-            bounds=np.array([0, 2, 4]),
-            tokens=np.array([0, 1, 0, 1]),
-            weights=weights.numpy(),
-        )
-        out = np.full((2, form.hidden), np.nan, dtype=np.float32)
-        kernels.run(hidden.numpy(), store.records.numpy(), routing=routing, out=out)
-    finally:
-        pool.close()
-    expected = experts_reference(
-        hidden,
-        store.records.view(-1, form.record_bytes),
-        slots=torch.tensor([[0, 3], [0, 3]]),
-        weights=weights.view(2, 2).T,
-        form=form,
-    )
-    assert relative_error(torch.from_numpy(out), expected) < 2e-6
-    store.close()
-
-
-def cpu_form(form: ExpertFormat) -> cpu.ExpertForm:
-    return cpu.ExpertForm(
-        form.record_bytes, _matrix(form.up), _matrix(form.down), cpu.Gate(**asdict(form.gate))
-    )
-
-
-def _matrix(matrix: Matrix) -> cpu.Matrix:
-    assert matrix.scales is not None
-    return cpu.Matrix(
-        matrix.offset,
-        matrix.encoding,
-        matrix.rows,
-        matrix.cols,
-        scales=cpu.Scales(**asdict(matrix.scales)),
-        bias=None if matrix.bias is None else cpu.Bias(**asdict(matrix.bias)),
-    )
