@@ -49,6 +49,7 @@ class Case(NamedTuple):
     policy: str
     residency: float
     mode: str = "eager"
+    misses: str = "load"
 
     @property
     def percent(self) -> str:
@@ -173,6 +174,7 @@ def load(plan: Plan, case: Case, routing: Experts | None) -> Loaded:
         "device": plan.device,
         "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
         "eviction": {"policy": case.policy},
+        "misses": {"handler": case.misses},
         "execution": {"mode": case.mode, "max_rows": 1, "max_length": plan.max_length},
     }
     began = time.perf_counter()

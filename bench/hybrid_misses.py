@@ -1,0 +1,170 @@
+"""Misses loaded, computed on the CPU, or split between both: tokens a second of each, and its memory.
+
+    python -m bench.hybrid_misses                                            the bundled model on this CPU
+    python -m bench.hybrid_misses --device cuda --checkpoint FOLDER --routing routing.safetensors
+
+Each engine runs in a process of its own, one after another and round by round, so that peaks of memory are
+its own and what else the machine does falls on all of them. On device cpu the link is a copy within memory,
+and a hit is computed by the same cores: it is measured as it is. Without a recorded routing the text is
+greedy, which repeats itself and flatters every cache, all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.decode_case import Case, Plan, measure_case, model_sizes
+from bench.harness import RESULTS, ResultFile, Row
+from bench.machine import ROOT
+from bench.routing import Experts, RecordedRouting, RoutingFacts
+from hetero_runtime.bundled import model_path
+
+DEVICE = "cpu"
+
+HANDLERS = ("load", "cpu", "hybrid")
+
+
+class Engine(NamedTuple):
+    """One engine in one process: its decodes' speeds, and the most memory that the process had resident."""
+
+    handler: str
+    residency: float
+    all_tok_s: list[float]
+    peak_rss_bytes: int
+
+
+def measure_here(options: argparse.Namespace) -> Engine:
+    """Load and measure the one engine that `options` name, in this process."""
+    plan = Plan(options.checkpoint, options.device, options.tokens, (), options.runs)
+    case = Case("lru", options.residency, misses=options.handler)
+    measured = measure_case(plan, case, _routing(options))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Engine(options.handler, options.residency, measured.all_tok_s, peak)
+
+
+def measure_apart(options: argparse.Namespace, handler: str, residency: float) -> Engine:
+    """The same in a process of its own."""
+    words = [*("--handler", handler, "--residency", str(residency)), *_common_words(options)]
+    command = [sys.executable, "-m", "bench.hybrid_misses", *words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    engine = Engine(**json.loads(done.stdout.splitlines()[-1]))
+    print(
+        f"{handler} at {100 * residency:.0f} %: {statistics.median(engine.all_tok_s):.3g} tok/s", flush=True
+    )
+    return engine
+
+
+def rows_of(engines: Sequence[Engine], note: str) -> list[Row]:
+    """The rows of everything that was measured, at one or more residencies."""
+    rows, shares = [], []
+    for residency in sorted({engine.residency for engine in engines}):
+        speed = {name: _tok_s(engines, name, residency) for name in HANDLERS}
+        best = max(speed["load"], speed["cpu"])
+        shares.append(speed["hybrid"] / best)
+        rows.append(
+            Row(
+                id=f"cpu.hybrid_tok_s_{100 * residency:.0f}",
+                value=speed["hybrid"],
+                unit="tok/s",
+                reference=f"load {speed['load']:.3g}, cpu {speed['cpu']:.3g} tok/s, same run",
+                note=note,
+            )
+        )
+    extra = _peak(engines, "hybrid") - _peak(engines, "load")
+    return [
+        Row(
+            id="cpu.hybrid_over_best",
+            value=min(shares),
+            unit="ratio",
+            target=">=0.98",
+            reference="the better of load and cpu, at the residency where it is least",
+            note=note,
+        ),
+        *rows,
+        Row(
+            id="cpu.rss_extra_mb",
+            value=extra / 1e6,
+            unit="MB",
+            target="<=200",
+            reference=f"load: {_peak(engines, 'load') / 1e6:.0f} MB resident at the peak",
+            note="peaks of whole processes: compiler, kernels, workspace",
+        ),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all, write `hybrid_misses.json`; with --handler measure one engine and print it as JSON."""
+    options = parse(arguments)
+    if options.handler is not None:
+        print(json.dumps(measure_here(options)._asdict()))
+        return
+    engines = [
+        measure_apart(options, handler, residency)
+        for _ in range(options.rounds)
+        for residency in options.residencies
+        for handler in HANDLERS
+    ]
+    ResultFile.write("hybrid_misses", rows_of(engines, _note(options)), folder=options.results)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--checkpoint", type=Path, default=model_path(), help="default: the bundled model")
+    parser.add_argument("--routing", type=Path, help="what bench.routing_replay recorded; default: its own")
+    parser.add_argument("--tokens", type=int, default=128, help="decoded in each repetition")
+    parser.add_argument("--runs", type=int, default=3, help="repetitions in each process")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each kind")
+    parser.add_argument("--residencies", type=float, nargs="+", default=[0.25, 0.45])
+    parser.add_argument("--handler", choices=HANDLERS, help="measure one engine, in this process")
+    parser.add_argument("--residency", type=float, default=0.25, help="of that one")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
+    return parser.parse_args(arguments)
+
+
+def _common_words(options: argparse.Namespace) -> list[str]:
+    words = ["--device", options.device, "--checkpoint", str(options.checkpoint)]
+    words += ["--tokens", str(options.tokens), "--runs", str(options.runs)]
+    return words if options.routing is None else [*words, "--routing", str(options.routing)]
+
+
+def _routing(options: argparse.Namespace) -> Experts | None:
+    if options.routing is None:
+        return None
+    return RecordedRouting.load(options.routing).laid_over(**model_sizes(options.checkpoint))
+
+
+def _note(options: argparse.Namespace) -> str:
+    note = (
+        f"{options.rounds} x {options.runs} decodes of {options.tokens} tokens, LRU, device {options.device}"
+    )
+    routing = _routing(options)
+    if routing is None:
+        return f"{note}; greedy text of the model's own routers"
+    facts = RoutingFacts.of(routing, model_sizes(options.checkpoint)["experts"])
+    return f"{note}; routing replayed from recorded held-out text; {facts}"
+
+
+def _tok_s(engines: Sequence[Engine], handler: str, residency: float) -> float:
+    """Median of all decodes of that kind."""
+    of_kind = [e for e in engines if e.handler == handler and e.residency == residency]
+    return statistics.median(speed for engine in of_kind for speed in engine.all_tok_s)
+
+
+def _peak(engines: Sequence[Engine], handler: str) -> int:
+    return max(engine.peak_rss_bytes for engine in engines if engine.handler == handler)
+
+
+if __name__ == "__main__":
+    main()
