@@ -39,8 +39,8 @@ def summary_table(
         table.add_row("tokens a pass", "", f"{stats.drafts.tokens_per_pass:.2f}")
         table.add_row("time drafting", "", f"{stats.drafts.seconds * 1e3:,.0f} ms")
     if any(phase.routing.demanded for phase in phases):
-        table.add_row("copies a token, on demand", *(_copies(phase) for phase in phases))
-        table.add_row("a token's experts not the router's", *(_deviations(phase) for phase in phases))
+        table.add_row("logical copies a token", *(_copies(phase) for phase in phases))
+        table.add_row("not the router's, a token", *(_deviations(phase) for phase in phases))
     table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
@@ -91,7 +91,7 @@ def _amiss(phase: PhaseStats) -> str:
 
 def _copies(phase: PhaseStats) -> str:
     means = phase.routing.per_token(phase.tokens)
-    return f"{means['copies_per_token']:.2f}, {means['demand_copies_per_token']:.2f} of them"
+    return f"{means['copies_per_token']:.2f}, on demand {means['demand_copies_per_token']:.2f}"
 
 
 def _deviations(phase: PhaseStats) -> str:

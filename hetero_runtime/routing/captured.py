@@ -38,12 +38,12 @@ class CapturedRouting:
         self._tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
         self._is_prompt = False
         self._inserted: torch.Tensor | None = None
-        routing.on_device = self.stats
 
     def attach(self, model: Any, tokens: torch.Tensor) -> None:
         """Decide for the routers of `model` from now on. `tokens` int64 `[rows]`, on the device: what steps
         read, at an address that stays."""
         self._tokens = tokens
+        self._routing.on_device = self.stats
         let_choose(model, self.choose, looks_ahead=self._routing.policy.looks_ahead)
 
     # ---- prompts
