@@ -25,6 +25,7 @@ from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.reads import EXTENT_BYTES
 from hetero_runtime.plan.geometry import ITEMSIZE, Geometry
 from hetero_runtime.plan.in_place import in_place_bytes
+from hetero_scheduler.eviction.belady_forecast import NUM_STEPS
 
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
@@ -158,6 +159,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _unpacking_row(geometry, demand),
         _drafter_row(geometry, demand),
         *([_calibration_row(geometry, "device")] if demand.mode == "graph" else []),
+        *([_captured_predictor_row(geometry, demand)] if demand.mode == "graph" else []),
     ]
     host = [
         _bank_row(geometry, demand),
@@ -297,6 +299,17 @@ def _predictor_row(geometry: Geometry) -> Row:
     weights = 2 * geometry.predictor_bytes
     read = weights + logits * (_HALF + _PREDICTOR_COPIES * _F32)
     return Row("predictor", "host", weights, read, weights, f"reads the last {PREDICTOR_TOKENS} of a prompt")
+
+
+def _captured_predictor_row(geometry: Geometry, demand: Demand) -> Row:
+    """What a captured step forecasts with: weights, the forecasts and router logits of all rows; a prompt's
+    logits until the host reads them."""
+    if not geometry.predictor_bytes:
+        return Row.constant("captured predictor", "device", 0)
+    layer_experts = geometry.num_moe_layers * geometry.num_experts
+    kept = geometry.predictor_bytes + demand.max_rows * (NUM_STEPS + 1) * layer_experts * _F32
+    read = kept + PREDICTOR_TOKENS * layer_experts * _HALF
+    return Row("captured predictor", "device", kept, read, kept, f"forecasts {NUM_STEPS} steps in the graph")
 
 
 def _in_place_row(geometry: Geometry, demand: Demand) -> Row:

@@ -301,3 +301,39 @@ def test_a_link_that_hangs_holds_no_step_up() -> None:
     stats = decoded(some_routing()[:3], link)
     assert 0 < stats.prefetches <= MOST_OUTSTANDING
     assert stats.required == stats.hits + stats.late + stats.misses
+
+
+# ---- rows
+
+
+def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
+    """What waits for the device is taken up with the next step; others' windows stay; the next layer's tasks
+    come too late."""
+
+    class TwoRows(Foreknown):
+        def __init__(self) -> None:
+            super().__init__(some_routing(), 8)
+            self.probabilities = torch.zeros(2, 8, NUM_LAYERS, 8)
+
+    tables = DeviceTables(num_slots=NUM_SLOTS, num_layers=NUM_LAYERS, num_experts=8, max_pairs=4, device=CPU)
+    region = ControlRegion(CPU, ring_size=MOST_OUTSTANDING)
+    tables.attach(region)
+    forecasts, active = TwoRows(), torch.tensor([True, False])
+    asker = CapturedForesight(
+        forecasts, active=active, tables=tables, region=region, per_layer=3, room=Room(4, is_shared=True)
+    )
+    windows, candidates = asker._windows.window, asker._candidates.expert
+    asker.take(0, forecasts.before())
+    assert windows.tolist() == [[-1] * NUM_LAYERS] * 2
+    asker.begin_decode()
+    assert windows.tolist() == [[0] * NUM_LAYERS, [-1] * NUM_LAYERS]
+    assert bool((candidates[0] == -1).all())
+    assert bool((candidates[1:, :2] >= 0).all())
+    asker.begin_layer(0, 1)
+    asker.take(1, forecasts.before())
+    asker.begin_decode()
+    assert windows.tolist() == [[1, 0, 0, 0], [0] * NUM_LAYERS]
+    asker.take(0, forecasts.before())
+    asker.forget(0)  # before it ever stepped
+    asker.begin_decode()
+    assert windows.tolist() == [[-1] * NUM_LAYERS, [0] * NUM_LAYERS]

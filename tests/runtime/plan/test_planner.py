@@ -296,6 +296,16 @@ def test_a_trained_predictor_is_counted(small: Geometry) -> None:
     assert not [row for row in _plan(small, _box()).rows if row.name == "predictor"]
 
 
+def test_a_captured_step_has_a_predictor_of_its_own(small: Geometry) -> None:
+    with_predictor = replace(small, predictor_bytes=5 * MIB)
+    tree = {"execution": {"mode": "graph", "max_rows": 2}}
+    (row,) = [row for row in _plan(with_predictor, _box(), tree).rows if row.name == "captured predictor"]
+    layer_experts = small.num_moe_layers * small.num_experts
+    assert (row.tier, row.decode) == ("device", 5 * MIB + 2 * 9 * layer_experts * 4)
+    assert row.prefill == row.decode + 512 * layer_experts * 2
+    assert "captured predictor" not in {row.name for row in _plan(with_predictor, _box()).rows}
+
+
 IN_PLACE = "experts on the CPU"
 
 
