@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.in_parallel import run_all
 from hetero_runtime.experts.maker import RecordMaker
 from hetero_runtime.experts.quantize import make_quantizer
-from hetero_runtime.experts.sources import plan_experts
+from hetero_runtime.experts.sources import ExpertPlan, plan_experts
 from hetero_runtime.experts.table import RecordTable
 from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.loading import build_skeleton
@@ -80,23 +81,16 @@ def pack(
     """
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model.path)
-    skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=torch.device("cpu"))
-    plan = plan_experts(split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer).experts)
-    workers = WORKERS_A_THREAD * config.cpu.threads
-    maker = RecordMaker(plan, make_quantizer(plan, config.model.experts), workers=workers)
-    try:
+    plan, workers = _plan(config, checkpoint), WORKERS_A_THREAD * config.cpu.threads
+    quantizer = make_quantizer(plan, config.model.experts)
+    with closing(RecordMaker(plan, quantizer, workers=workers)) as maker:
         maker.check_source()
         order = _order(maker.table, trace)
-        header = _header(config, checkpoint, maker.table, order)
-        part = PartFile(out, header, order)
-        try:
+        header = _header(config, checkpoint, table=maker.table, order=order)
+        with closing(PartFile(out, header, order)) as part:
             missing = part.missing(threads=workers)
-            _write(maker, part, order, missing, workers=workers, progress=progress)
+            _write(maker, part, order=order, missing=missing, workers=workers, progress=progress)
             part.finish()
-        finally:
-            part.close()
-    finally:
-        maker.close()
     with ExpertFile.open(out) as file:
         return PackResult(
             path=out,
@@ -109,12 +103,18 @@ def pack(
         )
 
 
+def _plan(config: ResolvedConfig, checkpoint: Checkpoint) -> ExpertPlan:
+    """How to build the records of `checkpoint` as it is."""
+    skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=torch.device("cpu"))
+    return plan_experts(split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer).experts)
+
+
 def _write(
     maker: RecordMaker,
     part: PartFile,
+    *,
     order: Order,
     missing: list[int],
-    *,
     workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -137,7 +137,7 @@ def _write(
 
 
 def _header(
-    config: ResolvedConfig, checkpoint: Checkpoint, table: RecordTable, order: Order
+    config: ResolvedConfig, checkpoint: Checkpoint, *, table: RecordTable, order: Order
 ) -> ExpertFileHeader:
     return ExpertFileHeader(
         model=checkpoint.path.name,
