@@ -21,6 +21,11 @@ class Link(Protocol):
     def overlaps(self) -> bool:
         """Whether copies run while layers compute."""
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether one copy may always be under way (SeqMoE Algorithm 1 budgets one at least). False where
+        what a layer misses shares the time of copies ahead, so that these have to be worth it."""
+
     def copy_s(self, key: ExpertKey) -> float | None:
         """Seconds that the copy of `key` takes from where it lies now; None while that is not known."""
 
@@ -31,6 +36,7 @@ class SteadyLink:
 
     overlaps: bool
     seconds: float
+    is_spare: bool = True
 
     def copy_s(self, key: ExpertKey) -> float | None:
         """See Link."""

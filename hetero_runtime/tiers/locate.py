@@ -24,8 +24,7 @@ def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
     memory, experts = config.memory, config.model.experts
     if memory.expert_file == "auto" and memory.backing not in ("direct", "mmap"):
         return None
-    folder = geometry.path.resolve()
-    path = folder.with_name(folder.name + SUFFIX)
+    path = beside(geometry.path)
     if memory.expert_file != "auto":
         path = Path(memory.expert_file).expanduser()
     if not path.exists():
@@ -48,3 +47,9 @@ def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
             f"has {expected[0]} × {expected[1]} of {expected[2]:,}; it was packed from another model"
         )
     return path
+
+
+def beside(folder: Path) -> Path:
+    """The expert file that belongs to the model in `folder`."""
+    folder = folder.resolve()
+    return folder.with_name(folder.name + SUFFIX)

@@ -1,8 +1,11 @@
 """Reads of records into slabs of host memory, by a few threads, while computation goes on.
 
     engine    ─ load 3 ─ load 8 ─ fetch ahead 5, 6 ─ wait 3 ─ expert 3 ─ wait 8 ─ expert 8 ─ …
-    thread    ─── 3 ────────── 5 ──────────────── …      awaited first, then those ahead, each in order
-    thread    ───────── 8 ─────────── 6 ───────── …
+    thread    ─── 3 ──────────────────────────── 5 ────── 6 ── …      awaited reads first, then those ahead
+    thread    ───────── 8 ──────────────────── …
+
+A disk shares its rate among reads, and each one ahead may be in vain: so reads ahead begin while nobody waits
+for another, a few at a time, and a layer that then asks waits for little besides its own.
 
 A read that nobody waits for any more is taken off while it waits for a thread; one under way is read to its
 end, and only then does the next into the same slab begin: a slab never gets bytes from two reads at once. A
@@ -28,17 +31,21 @@ from hetero_scheduler import ExpertKey
 
 RETRY_PAUSES_S = (0.01, 0.1, 0.5)
 """Before the second, third and fourth try."""
+AHEAD_AT_ONCE = 2
+"""Reads ahead under way together: a layer that asks meanwhile shares the disk with no more."""
 SMOOTHING = 0.1
 """Weight of the newest read in the moving average of their time."""
 
 
 class ReadStats(NamedTuple):
-    """What was read since the start; `retries` and `failures` count reads of whole records."""
+    """What was read since the start; `retries` and `failures` count reads of whole records. `busy_s`: seconds
+    in which at least one read was under way."""
 
-    reads: int
-    num_bytes: int
-    retries: int
-    failures: int
+    reads: int = 0
+    num_bytes: int = 0
+    retries: int = 0
+    failures: int = 0
+    busy_s: float = 0.0
 
 
 class _State(Enum):
@@ -58,7 +65,7 @@ class RecordRead(Transfer):
         self, owner: ReadingCopier, record: StoredRecord, slab: torch.Tensor, *, before: RecordRead | None
     ) -> None:
         self.record, self.slab, self.before = record, slab, before
-        self.state = _State.WAITING
+        self.state, self.is_awaited = _State.WAITING, False
         self.error: Exception | None = None
         self.sequels: list[Callable[[], None]] = []
         self._owner = owner
@@ -82,7 +89,7 @@ class RecordRead(Transfer):
 class ReadingCopier(Copier[StoredRecord]):
     """See the module docstring. `num_threads`: reads at once. Slabs are host memory."""
 
-    overlaps = True
+    overlaps, is_spare = True, False
 
     def __init__(self, source: RecordSource, *, num_threads: int) -> None:
         self._source = source
@@ -90,10 +97,10 @@ class ReadingCopier(Copier[StoredRecord]):
         self._awaited: deque[RecordRead] = deque()
         self._ahead: deque[RecordRead] = deque()
         self._last_into: dict[int, RecordRead] = {}
-        self._num_reading = 0
+        self._reading: set[RecordRead] = set()
         self._closing = threading.Event()
         self._meter = _Meter()
-        self._stats = ReadStats(0, 0, 0, 0)
+        self._stats, self._busy_since_s = ReadStats(), 0.0
         self._stall_s = 0.0
         self._threads = [
             threading.Thread(target=self._work, name=f"expert-disk-{i}", daemon=True)
@@ -134,7 +141,7 @@ class ReadingCopier(Copier[StoredRecord]):
 
     def synchronize(self) -> None:
         with self._guard:
-            self._guard.wait_for(lambda: not (self._awaited or self._ahead or self._num_reading))
+            self._guard.wait_for(lambda: not (self._awaited or self._ahead or self._reading))
 
     def close(self) -> None:
         """Take off what waits, read to its end what is under way, end the threads. The source stays open."""
@@ -164,6 +171,7 @@ class ReadingCopier(Copier[StoredRecord]):
     def put_first(self, read: RecordRead) -> None:
         """Somebody will wait for `read`."""
         with self._guard:
+            read.is_awaited = True
             if read in self._ahead:
                 self._ahead.remove(read)
                 self._awaited.append(read)
@@ -194,8 +202,8 @@ class ReadingCopier(Copier[StoredRecord]):
             began_s = time.monotonic()
             error = self._bring(read)
             with self._guard:
-                self._num_reading -= 1
-                self._count(read, error, began_s)
+                self._reading.remove(read)
+                self._count(read, error, began_s, time.monotonic())
                 read.error = error
                 self._end(read, _State.DONE if error is None else _State.FAILED)
                 sequels, read.sequels = read.sequels, []
@@ -207,15 +215,29 @@ class ReadingCopier(Copier[StoredRecord]):
         """The next read for this thread, once there is one; None at the end."""
         with self._guard:
             while not self._closing.is_set():
-                for queue in (self._awaited, self._ahead):
-                    for read in queue:
-                        if read.before is None or read.before.is_over():
-                            queue.remove(read)
-                            read.before, read.state = None, _State.READING
-                            self._num_reading += 1
-                            return read
+                read = self._first_of(self._awaited)
+                if read is None and self._may_read_ahead():
+                    read = self._first_of(self._ahead)
+                if read is not None:
+                    if not self._reading:
+                        self._busy_since_s = time.monotonic()
+                    self._reading.add(read)
+                    return read
                 self._guard.wait()
             return None
+
+    def _first_of(self, queue: deque[RecordRead]) -> RecordRead | None:
+        """Take the first whose slab is free."""
+        for read in queue:
+            if read.before is None or read.before.is_over():
+                queue.remove(read)
+                read.before, read.state = None, _State.READING
+                return read
+        return None
+
+    def _may_read_ahead(self) -> bool:
+        is_awaited = self._awaited or any(read.is_awaited for read in self._reading)
+        return not is_awaited and len(self._reading) < AHEAD_AT_ONCE
 
     def _bring(self, read: RecordRead) -> Exception | None:
         """Read, again if need be. Returns what was wrong at last."""
@@ -232,14 +254,16 @@ class ReadingCopier(Copier[StoredRecord]):
                 return error
         raise AssertionError("the last try returns")
 
-    def _count(self, read: RecordRead, error: Exception | None, began_s: float) -> None:
+    def _count(self, read: RecordRead, error: Exception | None, began_s: float, ended_s: float) -> None:
+        stats = self._stats
+        if not self._reading:
+            stats = stats._replace(busy_s=stats.busy_s + ended_s - self._busy_since_s)
         if error is None:
-            self._meter.ends(began_s, time.monotonic())
-            self._stats = self._stats._replace(
-                reads=self._stats.reads + 1, num_bytes=self._stats.num_bytes + read.record.nbytes
-            )
+            self._meter.ends(began_s, ended_s)
+            stats = stats._replace(reads=stats.reads + 1, num_bytes=stats.num_bytes + read.record.nbytes)
         else:
-            self._stats = self._stats._replace(failures=self._stats.failures + 1)
+            stats = stats._replace(failures=stats.failures + 1)
+        self._stats = stats
 
     def _end(self, read: RecordRead, state: _State) -> None:
         """WAITING or READING no more; its slab is free for the next."""

@@ -57,7 +57,7 @@ class Supply:
 
     def read_stats(self) -> ReadStats:
         """What was read from below host memory; zeros where nothing lies there."""
-        return ReadStats(0, 0, 0, 0) if self.reads is None else self.reads.stats()
+        return ReadStats() if self.reads is None else self.reads.stats()
 
     def close(self) -> None:
         """Wait for copies under way, end threads, free the host slabs. Safe to call twice."""

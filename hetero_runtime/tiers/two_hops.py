@@ -79,7 +79,7 @@ class TwoHopCopier(Copier[StoredRecord]):
     to the device, of `link_s` seconds each.
     """
 
-    overlaps = True
+    overlaps, is_spare = True, False
 
     def __init__(
         self, host: SlabCache, *, reads: ReadingCopier, link: Copier[torch.Tensor], link_s: float

@@ -110,6 +110,25 @@ def test_as_many_as_the_link_moves_in_a_layer(copy_s: float, layer_s: float | No
     assert MOST_UNDER_WAY >= 8
 
 
+@pytest.mark.parametrize(
+    ("copy_s", "layer_s", "expected"),
+    [
+        (1.0, None, []),  # nothing is known of the time
+        (1.0, 0.3, []),  # 0.5 times what is hidden is less than 0.5 times the rest
+        (1.0, 0.7, [0]),
+        (1.0, 1.2, [0]),  # the second would be hidden by a fifth, and is half as likely
+        (1.0, 2.9, [0, 1, 2]),
+        (1.0, 1000.0, list(range(8))),
+    ],
+)
+def test_where_misses_share_the_disk_a_read_ahead_has_to_be_worth_it(
+    copy_s: float, layer_s: float | None, expected: list[int]
+) -> None:
+    rig, ahead = prefetcher(SteadyLink(True, copy_s, is_spare=False), layer_s)
+    ahead.fill(0, [])
+    assert fetched(rig) == expected
+
+
 def test_room_comes_back_when_a_copy_has_arrived() -> None:
     copier = FakeCopier()
     rig, ahead = prefetcher(SteadyLink(True, 1.0), 1.0, copier=copier)

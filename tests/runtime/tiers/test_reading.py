@@ -63,6 +63,29 @@ def test_awaited_reads_go_first_and_the_others_keep_their_order(
     assert copier.stall_s() > 0
 
 
+def test_reads_ahead_begin_while_nobody_waits_for_another(disk: FakeDisk) -> None:
+    copier = ReadingCopier(disk, num_threads=4)
+    disk.stop()
+    memory = slabs(5)
+    wanted = copier.read(record(0, 0), memory[0])
+    wanted.hurry()
+    disk.await_begun(1)
+    ahead = [copier.read(record(1, i), memory[i]) for i in range(1, 5)]
+    late = copier.read(record(0, 7), torch.zeros(RECORD, dtype=torch.uint8))
+    late.hurry()
+    disk.await_begun(2)
+    assert disk.order == [record(0, 0).key, record(0, 7).key]  # threads are free, and reads ahead wait
+    disk.go_on(2)
+    wanted.wait()
+    late.wait()
+    disk.await_begun(4)
+    assert sum(not read.is_over() for read in ahead) == 4
+    assert len(disk.order) == 2 + reading.AHEAD_AT_ONCE
+    disk.go_on()
+    copier.synchronize()
+    copier.close()
+
+
 def test_a_read_that_nobody_wants_is_taken_off_unless_it_has_begun(
     disk: FakeDisk, copier: ReadingCopier
 ) -> None:
@@ -79,7 +102,7 @@ def test_a_read_that_nobody_wants_is_taken_off_unless_it_has_begun(
     copier.synchronize()
     assert first.is_done()
     assert disk.order == [record(0, 0).key]
-    assert copier.stats() == (1, RECORD, 0, 0)
+    assert copier.stats()[:4] == (1, RECORD, 0, 0)
 
 
 def test_two_reads_into_one_slab_never_overlap(disk: FakeDisk) -> None:
@@ -107,7 +130,7 @@ def test_a_failing_read_is_tried_again(disk: FakeDisk, copier: ReadingCopier, fa
     disk.faults[wanted.key] = [fault] * 3
     copier.read(wanted, memory[0]).wait()
     assert_holds(memory[0], 0, 0)
-    assert copier.stats() == (1, RECORD, 3, 0)
+    assert copier.stats()[:4] == (1, RECORD, 3, 0)
 
 
 def test_a_read_that_keeps_failing_fails_whoever_waits_for_it(disk: FakeDisk, copier: ReadingCopier) -> None:
@@ -119,7 +142,7 @@ def test_a_read_that_keeps_failing_fails_whoever_waits_for_it(disk: FakeDisk, co
     assert read.is_over()
     assert not read.is_done()
     copier.read(record(0, 1), memory[1]).wait()  # the thread lives
-    assert copier.stats() == (1, RECORD, 3, 1)
+    assert copier.stats()[:4] == (1, RECORD, 3, 1)
     copier.read(wanted, memory[0]).wait()  # and so does the record
     assert_holds(memory[0], 1, 4)
 
@@ -149,6 +172,7 @@ def test_the_time_of_a_read_is_that_of_the_disk(disk: FakeDisk, copier: ReadingC
     assert copier.copy_s(key) is None
     copier.read(record(0, 0), slabs(1)[0]).wait()
     assert (copier.copy_s(key) or 0) > 0
+    assert 0 < copier.stats().busy_s < 10
     meter = reading._Meter()
     meter.ends(1.0, 3.0)
     assert meter.read_s == 2.0
