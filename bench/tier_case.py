@@ -35,7 +35,6 @@ class TierCase(NamedTuple):
     prompt_read_gb_s: float
     """While reads were under way, in a long prompt; 0 where nothing is read."""
     slabs: int
-    peak_rss_bytes: int
 
     @classmethod
     def run(
@@ -71,8 +70,7 @@ class TierCase(NamedTuple):
             hit_rate=cache.hit_rate,
             read_bytes=cache.bytes_moved,
             prompt_read_gb_s=long.disk.num_bytes / long.disk.busy_s / 1e9 if long.disk.reads else 0.0,
-            slabs=end.slots.empty + end.slots.used,
-            peak_rss_bytes=end.peak_rss_bytes,
+            slabs=sum(end.slots),
         )
 
 

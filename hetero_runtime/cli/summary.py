@@ -9,6 +9,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from hetero_runtime.generation import Timings
     from hetero_runtime.stats import DraftStats, EngineStats, PhaseStats
+    from hetero_runtime.tiers.reading import ReadStats
 
 
 def summary_table(
@@ -46,7 +47,10 @@ def summary_table(
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
     table.add_row("computed by the CPU in place", *(_in_place(phase) for phase in phases))
     table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} MB")
-    table.add_row("host bank", "", f"{stats.bank_bytes / 1e6:,.1f} MB")
+    if stats.disk.reads:
+        table.add_row("records read, from below host memory", "", _read(stats.disk))
+    else:
+        table.add_row("host bank", "", f"{stats.bank_bytes / 1e6:,.1f} MB")
     if weight_errors is not None:
         table.add_row("error of the experts' weights", "", in_words(weight_errors))
     return table
@@ -60,6 +64,13 @@ def in_words(weight_errors: list[float]) -> str:
 
 def _hit_rate(phase: PhaseStats) -> str:
     return f"{phase.cache.hit_rate:.1%}" if phase.cache.required else "-"
+
+
+def _read(disk: ReadStats) -> str:
+    """`1,234, 5,678.9 MB at 1.10 GB/s`, and tries anew where there were any."""
+    rate = disk.num_bytes / max(disk.busy_s, 1e-9) / 1e9
+    text = f"{disk.reads:,}, {disk.num_bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
+    return f"{text}, {disk.retries:,} tried again" if disk.retries else text
 
 
 def _accepted(drafts: DraftStats) -> str:

@@ -58,7 +58,7 @@ def test_a_group_tells_its_peak_and_its_victims(tmp_path: Path, files: Any, even
 
 
 def case(tok_s: float, text: int = 7) -> TierCase:
-    return TierCase([text], tok_s, 0.5, 10**9, 0.9, 128, 1 << 20)
+    return TierCase([text], tok_s, 0.5, 10**9, 0.9, 128)
 
 
 def test_rows_compare_backings_and_refuse_different_words() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
+from hetero_runtime.cli.summary import summary_table
 from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import BudgetError, CheckpointError, ConfigError, RequestError
@@ -296,3 +300,15 @@ def test_quantised_experts_are_read_as_they_were_packed(checkpoint: MakeCheckpoi
             said.append(say(engine))
             assert engine._parts.store.errors is not None
     assert said[0] == said[1] == said[2]
+
+
+def test_the_table_after_a_run_tells_what_was_read(packed: Packed) -> None:
+    with load(packed(MODEL), "direct") as engine:
+        completion = engine.generate(PROMPTS[0], **OPTIONS)
+        stats = engine.stats()
+        written = io.StringIO()
+        Console(file=written, width=120).print(summary_table(stats, completion.timings))
+    found = re.search(r"records read, from below host memory +([\d,]+), [\d.]+ MB at", written.getvalue())
+    assert found is not None
+    assert found[1] == f"{stats.disk.reads:,}"
+    assert "host bank" not in written.getvalue()
