@@ -16,10 +16,11 @@ import torch
 
 from hetero_runtime.experts.compute import ExpertMlp, Params
 from hetero_runtime.in_place.base import InPlaceExperts, Work
+from hetero_runtime.in_place.cores import beside_workers
 from hetero_scheduler.misses import CostCurve, Costs, DeviceSide
 
 TOKENS = (1, 4, 16, 64)
-_RUNS = 3
+_RUNS = 5
 _EXPERTS = 4
 """In one call, as many as a layer misses: starting a call costs something too."""
 _MOST_S = 1.0
@@ -59,8 +60,10 @@ def measure_costs(
         experts.wait()
 
     number = min(_EXPERTS, sample.num_experts)
-    side = DeviceSide(load_s, CostCurve(_seconds(compute)), overlaps)
-    return Costs(CostCurve({tokens: s / number for tokens, s in _seconds(in_place).items()}), side)
+    with beside_workers(experts.num_workers):
+        side = DeviceSide(load_s, CostCurve(_seconds(compute)), overlaps)
+        on_cpu = _seconds(in_place)
+    return Costs(CostCurve({tokens: seconds / number for tokens, seconds in on_cpu.items()}), side)
 
 
 def _seconds(run: Callable[[int, int], None]) -> dict[int, float]:

@@ -18,19 +18,18 @@ ahead, where they overlap with computation, arrive when they arrive.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hetero_gpu import SlabCache
 from hetero_gpu.stopwatch import Stopwatch
 from hetero_runtime.experts.compute import LayerSum
 from hetero_runtime.in_place.base import Floats, InPlaceExperts, Integers
+from hetero_runtime.in_place.cores import beside_workers
 from hetero_runtime.in_place.work import part_of
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
 from hetero_scheduler.misses import LayerDemand, MissPolicy
@@ -86,15 +85,9 @@ class InPlaceMisses:
         self._running: _Running | None = None
         self._stats = InPlaceStats()
 
-    @contextmanager
-    def beside_torch(self) -> Iterator[None]:
+    def beside_torch(self) -> AbstractContextManager[None]:
         """Around a pass: this thread's torch leaves their cores to the workers."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(max(1, before - self._experts.num_workers))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return beside_workers(self._experts.num_workers)
 
     def begin(self, needed: list[ExpertKey], total: LayerSum) -> list[int]:
         """Choose and start. `needed`: the layer's experts, ascending. Returns the positions of those that are

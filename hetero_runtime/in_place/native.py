@@ -46,6 +46,7 @@ class NativeExperts(InPlaceExperts):
         self._rest: Iterator[_Part] = iter(())
         self._work: Work | None = None
         self._total: Floats | None = None
+        self._warm_up(form)
 
     def submit(self, work: Work) -> None:
         if self._work is not None:
@@ -73,6 +74,13 @@ class NativeExperts(InPlaceExperts):
     def close(self) -> None:
         self._pool.close()
         self._bank = np.empty(0, dtype=np.uint8)
+
+    def _warm_up(self, form: ExpertForm) -> None:
+        """What is compiled at the first call is compiled now, not while somebody waits for a token."""
+        one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        hidden = np.zeros((1, form.hidden), dtype=np.float32)
+        self.submit(Work(0, hidden, none, np.append(none, one), none, np.ones(1, dtype=np.float32)))
+        self.wait()
 
     def _start(self, work: Work, part: _Part) -> Floats:
         """Submit one call. Returns where its sum will be."""

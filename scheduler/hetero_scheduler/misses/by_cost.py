@@ -11,9 +11,9 @@ from hetero_scheduler.misses.base import Integers, LayerDemand, MissPolicy
 from hetero_scheduler.misses.costs import Costs
 from hetero_scheduler.misses.split import least_worth, split_by_cost
 
-PATIENCE = 256
-"""Layers with misses, one after another, that the CPU could help none of, before it is given up: several
-tokens, so that one bad moment of the machine does not decide."""
+PATIENCE = 1024
+"""Layers with misses, one after another, that the CPU could help none of, before it is given up: some
+twenty tokens of a big model, so that one bad moment of the machine does not decide."""
 
 
 class Verdict(NamedTuple):

@@ -20,11 +20,15 @@ class CostCurve:
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         """`measured`: seconds by tokens. The last line goes on behind the last point, the first value before
-        the first. Raises ValueError for none, or for one that is not above zero."""
+        the first. More tokens never take less, so what is above a later value was disturbed.
+
+        Raises ValueError for none, or for one that is not above zero.
+        """
         if not measured or min(measured.values()) <= 0 or min(measured) < 1:
             raise ValueError(f"seconds by tokens {dict(measured)}: some above zero are needed")
         self._tokens = np.array(sorted(measured), dtype=np.float64)
-        self._seconds = np.maximum.accumulate([measured[int(tokens)] for tokens in self._tokens])
+        seconds = np.array([measured[int(tokens)] for tokens in self._tokens])
+        self._seconds = np.minimum.accumulate(seconds[::-1])[::-1]
 
     def seconds(self, tokens: Integers) -> Floats:
         """Of one expert with so many tokens, for each of `tokens` `[n]`."""

@@ -155,7 +155,7 @@ def test_a_cpu_that_loses_is_given_up_and_the_log_says_so_once(
         assert isinstance(policy, ByCost)
         policy.costs._in_place_now.factor = 1e9
         with caplog.at_level(logging.WARNING):
-            for prompt in PROMPTS[:6]:
+            for prompt in 3 * PROMPTS:
                 engine.generate(prompt, **OPTIONS)
         assert policy.is_lost
     said = [record for record in caplog.records if "misses are all loaded from now on" in record.message]

@@ -85,7 +85,7 @@ def test_a_curve_has_lines_between_what_was_measured_and_behind_it() -> None:
 
 
 def test_a_curve_does_not_fall_and_needs_points() -> None:
-    assert CostCurve({1: 3.0, 4: 2.0}).seconds(np.array([1, 4, 9])).tolist() == [3, 3, 3]
+    assert CostCurve({1: 3.0, 4: 2.0}).seconds(np.array([1, 4, 9])).tolist() == [2, 2, 2]
     assert CostCurve({4: 2.0}).seconds(np.array([1, 100])).tolist() == [2, 2]
     for wrong in ({}, {1: 0.0}, {0: 1.0}):
         with pytest.raises(ValueError, match="above zero"):
