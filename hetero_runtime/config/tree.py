@@ -183,8 +183,8 @@ class CpuConfig:
     float32 unless the model computes in bfloat16."""
     backend: CpuBackend = "native"
     """Who computes experts on the CPU. native: our kernels, on the host bank as it lies. torch: torch's
-    products, for every format. ktransformers: kt-kernel, installed by hand, with its own copy of the
-    weights."""
+    products, for every format. ktransformers: kt-kernel, which would keep a second copy of the weights and
+    writes to standard output; not in this version."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ MOST_ERROR = {"float32": 2e-6, "bfloat16": 1e-2}
 """Of a layer's sum. bfloat16: torch rounds after each product, and the kernels of many tokens round what they
 multiply."""
 
-_NO_KT = pytest.mark.skipif(find_spec("kt_kernel") is None, reason="kt-kernel is not installed")
-BACKENDS = ["native", "torch", pytest.param("ktransformers", marks=_NO_KT)]
+BACKENDS = ["native", "torch"]
 BANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "f32": ("Qwen3Moe", {"dtype": "float32"}),
     "bf16": ("Qwen3Moe", {"dtype": "bfloat16"}),
@@ -134,7 +132,7 @@ def failing(plan: Any, index: Any, count: Any) -> Any:
     return 1
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_goes_wrong_is_raised_at_the_wait_and_the_next_work_is_computed(
     backend: str, bank: GetBank, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
