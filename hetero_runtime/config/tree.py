@@ -132,8 +132,8 @@ class PrefetchConfig:
         "popularity"
     )
     """Which transfer goes next. popularity: most wanted experts first, during prefill. jsd, moe_infinity,
-    promoe, edf, top_b: by forecasts, during decode, where copies overlap with computation (on device cpu they
-    do not, and nothing is fetched); and by popularity during prefill. bounded: what the routing policy
+    promoe, edf, top_b: by forecasts, during decode, where copies overlap with computation (on device cpu only
+    reads of experts below host memory do); and by popularity during prefill. bounded: what the routing policy
     inserts into its logical cache, during decode; and by popularity during prefill."""
     extra: Count = 0
     """Experts that may be fetched a layer beyond the router's top-k, by forecasts."""
