@@ -20,7 +20,7 @@ from bench.harness import RESULTS, ResultFile, Row
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
-from hetero_runtime.hf.router_hooks import record_routing
+from hetero_runtime.hf.routing_record import record_routing
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor

@@ -25,6 +25,7 @@ from hetero_runtime.experts.sources import ExpertsModule
 from hetero_runtime.experts.store import BankForm, Progress, fill_store, load_store
 from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import (
+    Listening,
     extra_in_graph,
     followed_in_graph,
     make_foresight,
@@ -303,8 +304,7 @@ def _make_orchestrator(
     if predictors and tiers.link is not None:
         foresight = make_foresight(
             config,
-            predictors,
-            shape=router_shape(skeleton.model),
+            Listening(skeleton.model, predictors, router_shape(skeleton.model)),
             cache=tiers.cache,
             eviction=tiers.eviction,
             link=tiers.link,

@@ -48,7 +48,10 @@ def decide(config: Config) -> Decided:
     predictor = locate_predictor(config.prediction, geometry)
     if predictor is not None:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
-        config = replace(config, prediction=replace(config.prediction, path=str(predictor.path)))
+        # a captured step asks nobody between two steps
+        horizon = "step" if config.execution.mode == "graph" else predictor.nearest
+        located = replace(config.prediction, path=str(predictor.path), horizon=horizon)
+        config = replace(config, prediction=located)
     geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
     calibration = locate_calibration(config.routing, geometry)
     if calibration is not None:

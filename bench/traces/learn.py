@@ -61,12 +61,7 @@ class Lesson(NamedTuple):
     @classmethod
     def of(cls, learning: Trace, heldout: Trace) -> Lesson:
         """Documents of `learning`, mixed kinds, then those of `heldout`, which are the test."""
-        trace = Trace(
-            np.concatenate([learning.logits, heldout.logits]),
-            np.concatenate([learning.topk, heldout.topk]),
-            np.concatenate([learning.tokens, heldout.tokens]),
-            np.concatenate([learning.bounds, learning.num_tokens + heldout.bounds[1:]]),
-        )
+        trace = Trace.joined([learning, heldout])
         known, total = len(learning.bounds) - 1, len(trace.bounds) - 1
         deciding = max(1, round(VALIDATION * known))
         numbers = np.arange(total, dtype=np.int64)

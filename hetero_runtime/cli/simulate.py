@@ -13,12 +13,14 @@ from hetero_runtime.cli.listed import numbers, words
 from hetero_runtime.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from hetero_runtime.config.tree import Horizon
     from hetero_runtime.trace import TraceInfo
     from hetero_scheduler.predict import Predictor
     from hetero_scheduler.simulator import Machine
     from hetero_scheduler.trace import Trace
 
-_MAMBA2 = "mamba2"
+_TRAINED: dict[str, Horizon] = {"mamba2": "step", "mamba2_token": "token", "mamba2_layer": "layer"}
+"""Names of a trained predictor, by how near its forecasts are made anew."""
 
 
 @exit_on_error
@@ -30,7 +32,11 @@ def simulate_command(
     ] = "lru,lfu,lfru,oracle_belady",
     schedule: Annotated[str, typer.Option(help="none, jsd, moe_infinity, promoe, edf, top_b")] = "none",
     predictor: Annotated[
-        str, typer.Option(help="none, frequency, persistence, mamba2; oracle, oracle_next")
+        str,
+        typer.Option(
+            help="none, frequency, persistence; mamba2 (mamba2_token, mamba2_layer: nearer horizons too); "
+            "oracle, oracle_next"
+        ),
     ] = "none",
     predictor_file: Annotated[
         Path | None, typer.Option("--predictor-file", help="The trained predictor that mamba2 means.")
@@ -106,16 +112,24 @@ def _trained(
     """The trained predictor, where one is asked for; it must have been trained for the trace's model."""
     from hetero_runtime.errors import ConfigError
 
-    if (_MAMBA2 in predictors) != (file is not None):
+    asked = [name for name in predictors if name in _TRAINED]
+    if bool(asked) != (file is not None):
         raise ConfigError(
-            f"--predictor {_MAMBA2} and --predictor-file go together; `hetero-runtime train-predictor` makes "
+            "--predictor mamba2 and --predictor-file go together; `hetero-runtime train-predictor` makes "
             "such a file"
         )
     if file is None:
         return {}
     from hetero_runtime.prediction import RouterFingerprint, read_predictor
+    from hetero_runtime.prediction.horizons import predictors_of
     from hetero_runtime.simulation.foreseen import Foreseen
-    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
     stored = read_predictor(file, RouterFingerprint.of_trace(trace, info))
-    return {_MAMBA2: Foreseen(Mamba2Predictor(stored.models), trace)}
+    trained: dict[str, Predictor] = {}
+    for name in asked:
+        try:
+            (predictor,) = predictors_of(stored, 1, nearest=_TRAINED[name])
+            trained[name] = Foreseen(predictor, trace)
+        except ValueError as error:
+            raise ConfigError(f"--predictor {name} with {file}: {error}") from error
+    return trained

@@ -42,6 +42,9 @@ def trace_command(
     temperature: sampling.Temperature = 0.8,
     seed: Annotated[int, typer.Option(help="Document d is sampled with seed + d.")] = 0,
     cut: Annotated[int | None, typer.Option("--cut", help="Keep this many tokens of each text.")] = None,
+    asks_early: Annotated[
+        bool, typer.Option("--early", help="Also record each router on the input of the layer before.")
+    ] = False,
 ) -> None:
     """Record the routing of MODEL on the texts of a file; run again after an interruption to go on."""
     from rich.console import Console
@@ -62,6 +65,7 @@ def trace_command(
         temperature=temperature,
         seed=seed,
         cut=cut,
+        asks_early=asks_early,
     )
     recorded = _record(planned.config, texts, out, settings)
     facts = RoutingFacts.of(recorded.trace)

@@ -13,11 +13,12 @@ from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.table import Table
 
-    from hetero_runtime.prediction.train import TrainingReport
+    from hetero_runtime.prediction.train import TrainingReport, TrainingWatch
+    from hetero_scheduler.predict.refinement_training import RefinementProgress
     from hetero_scheduler.predict.training import TrainingProgress
 
 SHOWN_DISTANCES = (1, 2, 4, 8)
@@ -33,6 +34,9 @@ def train_predictor_command(
     ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Models, each for a run of layers.")] = 2,
     width: Annotated[int, typer.Option(min=32, help="Hidden features; a multiple of 32.")] = 96,
+    token_rank: Annotated[
+        int, typer.Option("--token-rank", min=0, help="Numbers learned of each token; 0 learns none.")
+    ] = 64,
     seed: Annotated[int, typer.Option(help="Of the split, the weights and the order.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: JsonOption = False,
@@ -44,20 +48,22 @@ def train_predictor_command(
     from hetero_runtime.prediction.train import train_from_trace
     from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
     from hetero_scheduler.predict.mamba2_training import PredictorShape
+    from hetero_scheduler.predict.refinement_training import RefinementOptions
     from hetero_scheduler.predict.training import TrainingOptions
 
     try:
         sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
     except ValueError as error:
         raise ConfigError(f"--width {width}: {error}") from error
-    with _epochs_bar(groups, epochs) as progress:
+    with _epochs_bar(groups, epochs) as watch:
         report = train_from_trace(
             trace,
             out,
             shape=PredictorShape(num_groups=groups, sizes=sizes),
             options=TrainingOptions(seed=seed, epochs=epochs, minutes=minutes),
+            refining=RefinementOptions(rank=token_rank, seed=seed) if token_rank else None,
             device=device,
-            progress=progress,
+            watch=watch,
         )
     console = Console(stderr=as_json)
     console.print(_facts(report))
@@ -67,10 +73,12 @@ def train_predictor_command(
 
 
 @contextmanager
-def _epochs_bar(groups: int, epochs: int) -> Iterator[Callable[[int, TrainingProgress], None]]:
+def _epochs_bar(groups: int, epochs: int) -> Iterator[TrainingWatch]:
     """A bar of epochs with losses and time, on standard error where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from hetero_runtime.prediction.train import TrainingWatch
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -82,7 +90,12 @@ def _epochs_bar(groups: int, epochs: int) -> Iterator[Callable[[int, TrainingPro
             description = f"group {group + 1} of {groups}, {at.stage}: {loss}"
             bar.update(task, completed=at.epoch, description=description)
 
-        yield draw
+        def draw_refining(at: RefinementProgress) -> None:
+            best = f"best {at.best_loss:.3f}, at first {at.first_loss:.3f}"
+            description = f"what tokens and routers add: held out {at.validation_loss:.3f} ({best})"
+            bar.update(task, total=at.epochs, completed=at.epoch, description=description)
+
+        yield TrainingWatch(draw, draw_refining)
 
 
 def _facts(report: TrainingReport) -> Table:

@@ -95,6 +95,11 @@ def _check_forecasts(config: Config, source: str) -> None:
             f"nor eviction.policy: {config.eviction.policy} listens; write prefetch.schedule: jsd or "
             "eviction.policy: belady, or prediction.predictor: frequency"
         )
+    if predictor != "mamba2" and config.prediction.horizon != "auto":
+        raise ConfigError(
+            f"{source}: prediction.horizon: {config.prediction.horizon} is for trained predictors, and "
+            f"prediction.predictor is {predictor}; write prediction.predictor: mamba2, or leave it out"
+        )
     if predictor != "mamba2" and path != "auto":
         raise ConfigError(
             f"{source}: prediction.path: {path} names a file, and prediction.predictor: {predictor} reads "
@@ -124,6 +129,11 @@ def _check_mode(config: Config, source: str) -> None:
                 f"{source}: with execution.mode: graph {_listener(config)} needs all of "
                 "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady; here they "
                 f"are {', '.join(chosen)}. Write preset: seqmoe alone, or execution.mode: eager"
+            )
+        if config.prediction.horizon not in ("auto", "step"):
+            raise ConfigError(
+                f"{source}: prediction.horizon: {config.prediction.horizon} with execution.mode: graph is "
+                "not in this version; write prediction.horizon: step, or execution.mode: eager"
             )
         if config.routing.policy != "exact":
             raise ConfigError(

@@ -29,6 +29,7 @@ Pool = Literal["global", "per_layer"]
 Backing = Literal["ram", "mmap", "direct", "swap"]
 Policy = Literal["exact", "cache_prior", "psr", "speculative_experts", "block_selection"]
 Priority = Literal["lru", "a"]
+Horizon = Literal["step", "token", "layer"]
 Isa = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 MissHandler = Literal["load", "cpu", "hybrid"]
 CpuBackend = Literal["native", "torch", "ktransformers"]
@@ -124,6 +125,10 @@ class PredictionConfig:
     on this layer's input, in graph mode."""
     path: str = "auto"
     """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors."""
+    horizon: Horizon | Auto = "auto"
+    """How near mamba2's forecasts are made anew. step: never, they are made a step ahead. token: as soon as
+    the token is sampled. layer: besides, by the next layer's router on this layer's input. auto: as near as
+    the predictor's file has learned; a captured step stays with step."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
 from hetero_runtime.foresight.rival import Rival
 from hetero_runtime.foresight.rows import Rows
+from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_scheduler import EvictionPolicy, make_eviction
 from hetero_scheduler.eviction.belady_rows import BeladyRows
@@ -41,12 +42,15 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
         num_groups = min(2, shape.num_layers)
         return [make_predictor("frequency", shape, num_groups=num_groups) for _ in rows]
     from hetero_runtime.prediction import read_predictor
-    from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+    from hetero_runtime.prediction.horizons import predictors_of
 
-    predictor = Mamba2Predictor(read_predictor(config.prediction.path).models)
+    stored = read_predictor(config.prediction.path)
+    assert config.prediction.horizon != "auto", "where the predictor lies, its horizon was decided too"
+    predictors = predictors_of(stored, len(rows), nearest=config.prediction.horizon)
     for layer in range(shape.num_layers):  # compile now, not while somebody waits for a token
-        predictor.observe(0, layer, np.zeros(shape.num_experts, np.float32))
-    return [predictor.another() for _ in rows]
+        predictors[0].observe(0, layer, np.zeros(shape.num_experts, np.float32))
+    predictors[0].reset()
+    return predictors
 
 
 def extra_in_graph(config: ResolvedConfig) -> int | None:
@@ -76,21 +80,30 @@ def make_row_eviction(config: ResolvedConfig, *, num_layers: int, num_experts: i
     return make_eviction(config.eviction.policy, num_layers=num_layers, num_experts=num_experts)
 
 
+class Listening(NamedTuple):
+    """Who listens to whose routers: a predictor for each row."""
+
+    model: Any
+    predictors: list[Predictor]
+    shape: RouterShape
+
+
 def make_foresight(
     config: ResolvedConfig,
-    predictors: Sequence[Predictor],
+    listening: Listening,
     *,
-    shape: RouterShape,
     cache: SlabCache,
     eviction: EvictionPolicy,
     link: Link,
 ) -> Foresight:
-    """Put together what acts on the forecasts of `predictors`, one a row. On a link that overlaps with
-    nothing that is eviction alone: a prefetch would be a wait for an expert that may not be needed."""
-    num_layers, num_experts, top_k = shape
+    """Put together what acts on forecasts. On a link that overlaps with nothing that is eviction alone: a
+    prefetch would be a wait for an expert that may not be needed."""
+    model, predictors, (num_layers, num_experts, top_k) = listening
     schedule = None
     if link.overlaps and schedules_forecasts(config.prefetch.schedule):
-        schedule = make_schedule(config.prefetch.schedule, num_layers=num_layers)
+        schedule = make_schedule(
+            config.prefetch.schedule, num_layers=num_layers, looks_at_next=predictors[0].asks_early
+        )
     steering = Steering(
         schedule,
         eviction,
@@ -102,9 +115,10 @@ def make_foresight(
     prefetcher = Prefetcher(cache, steering, link=link, pace=pace, top_k=top_k)
     return Foresight(
         cache,
-        Rows(list(predictors), shape),
+        Rows(predictors, listening.shape),
         steering=steering,
         prefetcher=prefetcher,
         pace=pace,
         rival=Rival([cache.pool(layer) for layer in range(num_layers)], num_experts=num_experts),
+        early_routers=EarlyRouters(model) if predictors[0].asks_early else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,19 +13,21 @@ from hetero_gpu import SlabCache
 from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
 from hetero_runtime.foresight.rival import Rival
-from hetero_runtime.foresight.rows import HALF_MAX, Logits, Row, Rows, at_next_pass
+from hetero_runtime.foresight.rows import HALF_MAX, Logits, Row, Rows, at_pass
+from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_scheduler import ExpertKey
 from hetero_scheduler.eviction.belady_rows import BeladyRows
+from hetero_scheduler.predict import Forecast
 from hetero_scheduler.prefetch.steering import Steering
 
 
 class Foresight(Ahead):
     """The loop of a pass, one pass at a time:
 
-        pass_of(place)      whose text it is
+        pass_of             whose text it is, and which token, where it is one
         layer_begins        of each MoE layer
-        hear                its router spoke, whenever that is
+        hear                its router spoke, whenever that is; the next one may be asked early
         look_ahead          its loads are submitted: forecast, prefetch while it runs
         layer_ends          prefetch again
 
@@ -42,14 +44,18 @@ class Foresight(Ahead):
         prefetcher: Prefetcher,
         pace: Pace,
         rival: Rival,
+        early_routers: EarlyRouters | None = None,
     ) -> None:
+        """`early_routers`: for predictors that ask for the next layer's router."""
         self._cache, self._rows, self._steering = cache, rows, steering
         self._prefetcher, self._pace, self.rival = prefetcher, pace, rival
         self._num_layers = steering.eviction.score.shape[0]
         self._pass = -1
         self._row: Row | None = None
         self._num_active, self._is_prompt = 1, False
+        self._early_routers = early_routers
         self._heard: Logits | None = None
+        self._heard_early: Logits | None = None
 
     @property
     def is_prefetching(self) -> bool:
@@ -68,8 +74,9 @@ class Foresight(Ahead):
             self._rows.give_back(place)
 
     @contextmanager
-    def pass_of(self, place: int) -> Iterator[None]:
-        """Around a pass of the text at `place`; the caller has the turn."""
+    def pass_of(self, place: int, token: int | None) -> Iterator[None]:
+        """Around a pass of the text at `place`; the caller has the turn. `token`: the id that runs, None for
+        several."""
         active, self._row = self._rows.active(), self._rows.row(place)
         self._num_active, self._pass = len(active), self._pass + 1
         if self._row.is_new:
@@ -81,10 +88,13 @@ class Foresight(Ahead):
         self._row.begin_pass()
         self.rival.begin_pass()
         self._pace.pass_begins()
+        if token is not None and (said := self._row.begin_step(token)):
+            self._steer(said, self._pass)
+            self._prefetcher.fill(self._pass * self._num_layers - 1, [])
         try:
             yield
         finally:
-            self._row = self._heard = None
+            self._row = self._heard = self._heard_early = None
 
     # ---- one layer
 
@@ -94,19 +104,22 @@ class Foresight(Ahead):
         if self._row is not None:
             self.rival.hear(chosen)
 
-    def hear(self, layer: int, logits: torch.Tensor) -> None:
-        """The router of `layer` said `logits` `[tokens, num_experts]`, before any normalisation."""
-        if self._row is not None:
-            half = logits.detach().to(torch.float16).cpu().numpy()
-            self._heard = np.clip(half, -HALF_MAX, HALF_MAX)  # a copy: `half` may be the model's own
+    def hear(self, layer: int, logits: torch.Tensor, hidden: torch.Tensor) -> None:
+        """As in `listen_to_routers`: the router of `layer` said `logits` when asked `hidden`."""
+        if self._row is None:
+            return
+        self._heard = _half(logits)
+        if self._early_routers is not None and len(logits) == 1:
+            early = self._early_routers(layer, hidden)
+            self._heard_early = None if early is None else _half(early)
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
         if self._row is None or self._heard is None:
             return
-        heard, self._heard = self._heard, None
-        next_pass = self._pass + self._num_active
-        for forecast in self._row.observe(layer, heard):
-            self._steering.take(at_next_pass(forecast, next_pass=next_pass, num_layers=self._num_layers))
+        heard, early, self._heard, self._heard_early = self._heard, self._heard_early, None, None
+        self._steer(self._row.observe(layer, heard), self._pass + self._num_active)
+        if early is not None:
+            self._steer(self._row.observe_next(layer + 1, early), self._pass)
         self.layer_ends(layer, running)
 
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
@@ -114,3 +127,14 @@ class Foresight(Ahead):
         is_last = layer == self._num_layers - 1
         if self._row is not None and (is_last or not self._is_prompt):
             self._prefetcher.fill(self._pass * self._num_layers + layer, running)
+
+    def _steer(self, forecasts: Iterable[Forecast], number: int) -> None:
+        """Act upon `forecasts`, whose next run is in that pass."""
+        for forecast in forecasts:
+            self._steering.take(at_pass(forecast, number, num_layers=self._num_layers))
+
+
+def _half(logits: torch.Tensor) -> Logits:
+    """A copy on the host, in float16."""
+    half: Logits = np.clip(logits.detach().to(torch.float16).cpu().numpy(), -HALF_MAX, HALF_MAX)
+    return half

@@ -51,9 +51,8 @@ class Prompts:
             forecasts += self._rows[row].observe(layer, half)
         self._device.take(row, ReadPrompt(self._predictors[row].states(), forecasts))
 
-    def hear(self, layer: int, router_logits: torch.Tensor) -> None:
-        """The router of `layer` said `router_logits` `[tokens, experts]`, of a prompt that is read or of rows
-        that step."""
+    def hear(self, layer: int, router_logits: torch.Tensor, _hidden: torch.Tensor) -> None:
+        """As in `listen_to_routers`, of a prompt that is read or of rows that step."""
         if self._heard is None:
             self._device.hear(router_logits)
             return

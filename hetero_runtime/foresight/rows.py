@@ -40,6 +40,14 @@ class Row:
         """What was heard of a pass that was given up is forgotten."""
         self._prompt.clear()
 
+    def begin_step(self, token: int) -> list[Forecast]:
+        """The next token is known. What that lets the predictor say of its run."""
+        return _each(self._predictor.begin_step(self._step, token))
+
+    def observe_next(self, layer: int, logits: Logits) -> list[Forecast]:
+        """The router of `layer`, asked early, said `logits` `[1, num_experts]` of the token that runs."""
+        return _each(self._predictor.observe_next(self._step, layer, logits[0]))
+
     def observe(self, layer: int, logits: Logits) -> list[Forecast]:
         """`layer` routed a token, or a prompt of several. `logits`: `[tokens, num_experts]`. What that lets
         the predictor say anew; of a prompt it speaks after the last layer."""
@@ -48,8 +56,7 @@ class Row:
     def _observe_token(self, layer: int, logits: Logits) -> list[Forecast]:
         self._predictor.observe(self._step, layer, logits)
         self._step += layer == self._shape.num_layers - 1
-        forecast = self._predictor.forecast()
-        return [] if forecast is None else [forecast]
+        return _each(self._predictor.forecast())
 
     def _read(self, layer: int, logits: Logits) -> list[Forecast]:
         assert layer == len(self._prompt), f"layer {layer} routed after {len(self._prompt)} others"
@@ -92,9 +99,13 @@ class Rows:
             return [place for place in range(len(self._rows)) if place not in self._free]
 
 
-def at_next_pass(forecast: Forecast, *, next_pass: int, num_layers: int) -> Forecast:
-    """`forecast`, its next run taking place in the pass number `next_pass` of the engine."""
-    return replace(forecast, first_pos=next_pass * num_layers + forecast.layers[0])
+def at_pass(forecast: Forecast, number: int, *, num_layers: int) -> Forecast:
+    """`forecast`, its next run taking place in that pass of the engine."""
+    return replace(forecast, first_pos=number * num_layers + forecast.layers[0])
+
+
+def _each(forecast: Forecast | None) -> list[Forecast]:
+    return [] if forecast is None else [forecast]
 
 
 def _trace_of(logits: Logits, top_k: int) -> Trace:

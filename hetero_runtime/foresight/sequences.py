@@ -33,5 +33,6 @@ class _Foreseen:
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """As for Sequence."""
-        with self._foresight.pass_of(self._place):
+        token = int(ids) if ids.numel() == 1 else None
+        with self._foresight.pass_of(self._place, token):
             return self._sequence.extend(ids, images)

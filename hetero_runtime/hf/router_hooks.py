@@ -1,22 +1,18 @@
 """What the routers of a model say, listened to through transformers.
 
-    hidden ─► router ── (logits, weights, choice) ─► block ── (hidden, choice, weights) ─► Experts
-                 └─ logits are kept here                            └─ the choice is kept here
-
-Blocks call their router as a module, and the first thing that it returns are its logits before any
-normalisation (read in every covered architecture, transformers 5.17 and 5.24). The choice is kept where the
-Experts module receives it: with expert groups or correction biases it is not the top-k of the logits.
+Blocks call their router as a module, with the hidden states first, and the first thing that it returns are
+its logits before any normalisation (read in every covered architecture, transformers 5.17 and 5.24).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.errors import CheckpointError
@@ -41,78 +37,21 @@ class RoutedLayer(NamedTuple):
         return int(next(self.experts.parameters()).shape[0])
 
 
-class Routing(NamedTuple):
-    """Of all MoE layers, in order: `logits` float16 `[T, L, E]`, `top_k` int64 `[T, L, K]`, on the host."""
-
-    logits: torch.Tensor
-    top_k: torch.Tensor
+Hear = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Told of a router that has decided: its MoE layer, its logits `[tokens, num_experts]` before any
+normalisation, and what it was asked, `[tokens, hidden_size]`. On the model's device."""
 
 
-class RoutingRecord:
-    """Grows with every pass of the model that it listens to."""
-
-    def __init__(self, layers: list[RoutedLayer]) -> None:
-        self._names = [layer.name for layer in layers]
-        self._num_experts = [layer.num_experts for layer in layers]
-        self._logits: list[list[torch.Tensor]] = [[] for _ in layers]
-        self._top_k: list[list[torch.Tensor]] = [[] for _ in layers]
-
-    def take(self) -> Routing:
-        """All tokens since the last call, in the order in which they passed; then forgets them.
-
-        Raises CheckpointError, naming the layer, where float16 cannot hold the logits.
-        """
-        logits = torch.stack([torch.cat(parts) for parts in self._logits], dim=1)
-        top_k = torch.stack([torch.cat(parts) for parts in self._top_k], dim=1)
-        self.clear()
-        half = logits.to(torch.float16)
-        if not torch.isfinite(half).all():
-            layer = int((~torch.isfinite(half)).any(dim=-1).any(dim=0).int().argmax())
-            raise CheckpointError(
-                f"{self._names[layer]}: router logits reach {float(logits[:, layer].abs().max()):.3g}, and a "
-                f"trace keeps float16 (up to {torch.finfo(torch.float16).max:,.0f}); check the model with "
-                "`hetero-runtime verify`"
-            )
-        return Routing(half, top_k)
-
-    def clear(self) -> None:
-        """Forget a pass that was given up in its middle."""
-        for parts in (*self._logits, *self._top_k):
-            parts.clear()
-
-    def keep_logits(self, layer: int, output: Any) -> None:
-        """`output`: what the router of `layer` returned. CheckpointError when it begins with no logits."""
-        logits = _logits_of(output, num_experts=self._num_experts[layer], name=self._names[layer])
-        self._logits[layer].append(logits.detach().float().cpu())
-
-    def keep_choice(self, layer: int, arguments: tuple[Any, ...]) -> None:
-        """`arguments`: what the Experts module of `layer` was called with: hidden, choice, weights."""
-        self._top_k[layer].append(arguments[1].detach().long().cpu())
-
-
-@contextmanager
-def record_routing(model: Any) -> Iterator[RoutingRecord]:
-    """Inside, every eager pass of `model` is recorded; a captured graph calls no module and is not.
+def listen_to_routers(model: Any, hear: Hear) -> list[RemovableHandle]:
+    """From now on every router of `model` that runs is heard before its layer's experts run, until the
+    handles are removed. A captured graph calls no module and is not heard.
 
     Raises what `routed_layers` raises.
     """
-    layers = routed_layers(model)
-    record = RoutingRecord(layers)
-    with ExitStack() as stack:
-        for index, layer in enumerate(layers):
-            stack.callback(layer.router.register_forward_hook(_after(record, index)).remove)
-            stack.callback(layer.experts.register_forward_pre_hook(_before(record, index)).remove)
-        yield record
-
-
-def listen_to_routers(model: Any, hear: Callable[[int, torch.Tensor], None]) -> None:
-    """From now on every router of `model` that runs is heard before its layer's experts run.
-
-    `hear(layer, logits)`: logits `[tokens, num_experts]` of a MoE layer, before any normalisation, on the
-    model's device. Raises what `routed_layers` raises.
-    """
-    for index, layer in enumerate(routed_layers(model)):
+    return [
         layer.router.register_forward_hook(_telling(hear, index, layer))
+        for index, layer in enumerate(routed_layers(model))
+    ]
 
 
 def router_top_k(model: Any) -> int:
@@ -148,24 +87,17 @@ def check_recordable(path: Path, *, dtype: str) -> None:
     routed_layers(skeleton.model)
 
 
-def _after(record: RoutingRecord, layer: int) -> Callable[..., None]:
-    return lambda _module, _arguments, output: record.keep_logits(layer, output)
-
-
-def _before(record: RoutingRecord, layer: int) -> Callable[..., None]:
-    return lambda _module, arguments: record.keep_choice(layer, arguments)
-
-
-def _telling(
-    hear: Callable[[int, torch.Tensor], None], index: int, layer: RoutedLayer
-) -> Callable[..., None]:
+def _telling(hear: Hear, index: int, layer: RoutedLayer) -> Callable[..., None]:
     num_experts = layer.num_experts
-    return lambda _module, _arguments, output: hear(
-        index, _logits_of(output, num_experts=num_experts, name=layer.name)
-    )
+
+    def tell(_module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        hidden = arguments[0]
+        hear(index, _logits_of(output, num_experts, layer.name), hidden.reshape(-1, hidden.shape[-1]))
+
+    return tell
 
 
-def _logits_of(output: Any, *, num_experts: int, name: str) -> torch.Tensor:
+def _logits_of(output: Any, num_experts: int, name: str) -> torch.Tensor:
     """The logits `[tokens, num_experts]` in what a router returned. CheckpointError when there are none."""
     first = output[0] if isinstance(output, tuple) else output
     if not isinstance(first, torch.Tensor) or first.shape[-1] != num_experts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from hetero_runtime.config.tree import PredictionConfig
+from hetero_runtime.config.tree import Horizon, PredictionConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.prediction.description import FOR_THIS_MODEL, read_description
@@ -20,14 +20,16 @@ class Located(NamedTuple):
     path: Path
     num_bytes: int
     """Of its weights."""
+    nearest: Horizon
+    """How near its forecasts are made anew."""
 
 
 def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | None:
     """The file that `config` means; None where its predictor is not a trained one.
 
     `path: auto` is the file beside the model's folder, named like it: `model.predictor.safetensors` is of
-    `model/`. Raises ConfigError when there is none, CheckpointError for a file that is no predictor, or was
-    trained for another model.
+    `model/`. Raises ConfigError when there is none or it has not learned the horizon, CheckpointError for a
+    file that is no predictor, or was trained for another model.
     """
     if config.predictor != "mamba2":
         return None
@@ -40,7 +42,14 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
         )
     described = read_description(path)
     described.fingerprint.check(RouterFingerprint.of_model(geometry), str(path), remedy=FOR_THIS_MODEL)
-    return Located(path, described.num_bytes)
+    nearest = described.horizons[-1] if config.horizon == "auto" else config.horizon
+    if nearest not in described.horizons:
+        raise ConfigError(
+            f"prediction.horizon: {nearest} is not what {path} has learned, which is "
+            f"{', '.join(described.horizons)}; write prediction.horizon: auto, or train a predictor on a "
+            "trace that was recorded with --early"
+        )
+    return Located(path, described.num_bytes, nearest)
 
 
 def beside(folder: Path, suffix: str = SUFFIX) -> Path:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,14 @@ from hetero_runtime.prediction.file import write_predictor
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 from hetero_runtime.trace.file import TraceInfo, read_trace
 from hetero_scheduler.predict.mamba2_training import PredictorShape, Trained, recall_of, train_predictor
-from hetero_scheduler.predict.recall import Recall
+from hetero_scheduler.predict.recall import Recall, refined_recall
+from hetero_scheduler.predict.refinement import Refinement
+from hetero_scheduler.predict.refinement_training import (
+    RefinementOptions,
+    RefinementProgress,
+    one_step_shares,
+    train_refinement,
+)
 from hetero_scheduler.predict.training import TrainingOptions, TrainingProgress
 from hetero_scheduler.trace import Trace
 
@@ -38,16 +45,34 @@ class TrainingReport:
     recalls: tuple[Recall, ...]
 
 
+class TrainingWatch(NamedTuple):
+    """Told after every epoch: of the group that trains, and of the refinement."""
+
+    training: Callable[[int, TrainingProgress], None]
+    refining: Callable[[RefinementProgress], None]
+
+
+class Taught(NamedTuple):
+    """Everything that goes into a predictor's file."""
+
+    trained: Trained
+    refinement: Refinement | None
+
+
 def train_from_trace(
     trace_path: Path,
     out: Path,
     *,
     shape: PredictorShape,
     options: TrainingOptions,
+    refining: RefinementOptions | None = None,
     device: str = "cpu",
-    progress: Callable[[int, TrainingProgress], None] | None = None,
+    watch: TrainingWatch | None = None,
 ) -> TrainingReport:
     """Train on a trace, measure on its test documents, write `out`; the file's notes hold the report.
+
+    `refining`: how to learn what the token, and the next router where the trace holds it, add to forecasts;
+    None learns none of it.
 
     Raises, before training starts, CheckpointError for a trace that cannot be read, RequestError for one with
     too little to learn from, DeviceError for a device or a folder that is not there.
@@ -57,23 +82,40 @@ def train_from_trace(
         raise DeviceError(f"{out}: its folder does not exist; create it, or name another file")
     trace, info = read_trace(trace_path)
     try:
-        trained = train_predictor(trace, shape, options=options, device=device, progress=progress)
-        recalls = tuple(recall_of(trained, trace))
+        trained = train_predictor(
+            trace, shape, options=options, device=device, progress=watch and watch.training
+        )
+        recalls = recall_of(trained, trace)
     except ValueError as error:
         raise RequestError(f"{trace_path}: {error}") from error
-    return _keep(out, trained, trace=trace, info=info, options=options, recalls=recalls)
+    if refining is None:
+        return _keep(out, Taught(trained, None), trace=trace, info=info, options=options, recalls=recalls)
+    for model in trained.models:
+        model.to(device)
+    shares = one_step_shares(trained.models, trace)
+    refinement = train_refinement(
+        trace,
+        shares,
+        split=trained.split,
+        options=refining,
+        device=device,
+        progress=watch and watch.refining,
+    )
+    recalls += refined_recall(refinement, shares, trace, test=trained.split.test)
+    return _keep(out, Taught(trained, refinement), trace=trace, info=info, options=options, recalls=recalls)
 
 
 def _keep(
     out: Path,
-    trained: Trained,
+    taught: Taught,
     *,
     trace: Trace,
     info: TraceInfo,
     options: TrainingOptions,
-    recalls: tuple[Recall, ...],
+    recalls: list[Recall],
 ) -> TrainingReport:
     """Write the predictor and say what it is."""
+    trained, refinement = taught
     documents = {use: len(numbers) for use, numbers in asdict(trained.split).items()}
     load_entropy = trace.load_entropy()
     notes: dict[str, Any] = {
@@ -82,17 +124,26 @@ def _keep(
         "training": asdict(options),
         "recall": [asdict(recall) for recall in recalls],
     }
-    write_predictor(out, trained.models, fingerprint=RouterFingerprint.of_trace(trace, info), notes=notes)
+    write_predictor(
+        out,
+        trained.models,
+        fingerprint=RouterFingerprint.of_trace(trace, info),
+        notes=notes,
+        refinement=refinement,
+    )
+    num_parameters = sum(math.prod(p.shape) for model in trained.models for p in model.parameters())
+    if refinement is not None:
+        num_parameters += sum(part.size for part in vars(refinement).values() if part is not None)
     return TrainingReport(
         out=out,
         file_bytes=out.stat().st_size,
-        num_parameters=sum(math.prod(p.shape) for model in trained.models for p in model.parameters()),
+        num_parameters=num_parameters,
         num_tokens=trace.num_tokens,
         num_documents=documents,
         load_entropy=load_entropy,
         decoding=info.decoding,
         by_chance=trace.top_k / trace.num_experts,
-        recalls=recalls,
+        recalls=tuple(recalls),
     )
 
 

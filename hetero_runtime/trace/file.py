@@ -4,6 +4,7 @@ logits  float16    [T, L, E]     router logits before any normalisation
 topk    int16/32   [T, L, K]     experts chosen
 tokens  int32      [T]
 bounds  int64      [D + 1]       document d holds the tokens bounds[d]:bounds[d + 1]
+early   float16    [T, L, E]     only where asked for: each layer's router on the input of the layer before
 metadata   "format": FORMAT, "trace": JSON of TraceInfo and of the sizes L, E, K
 """
 
@@ -27,7 +28,8 @@ from hetero_scheduler.trace import Trace
 FORMAT = "hetero_runtime.trace/1"
 Decoding = Literal["sampled", "greedy", "teacher-forced"]
 _DTYPES = {"logits": ("F16",), "topk": ("I16", "I32"), "tokens": ("I32",), "bounds": ("I64",)}
-_NUM_DIMENSIONS = {"logits": 3, "topk": 3, "tokens": 1, "bounds": 1}
+_OPTIONAL = {"early": ("F16",)}
+_NUM_DIMENSIONS = {"logits": 3, "topk": 3, "tokens": 1, "bounds": 1, "early": 3}
 _RECORD_ANEW = "record it anew with `hetero-runtime trace`"
 
 
@@ -66,6 +68,8 @@ def write_trace(path: Path, trace: Trace, info: TraceInfo) -> None:
         "tokens": np.ascontiguousarray(trace.tokens, dtype=np.int32),
         "bounds": np.ascontiguousarray(trace.bounds, dtype=np.int64),
     }
+    if trace.early is not None:
+        tensors["early"] = np.ascontiguousarray(trace.early, dtype=np.float16)
     described = json.dumps(asdict(info) | _sizes(trace))
     metadata = {"format": FORMAT, "trace": described}
     write_whole(path, lambda unfinished: save_file(tensors, unfinished, metadata=metadata))
@@ -77,11 +81,12 @@ def read_trace(path: str | Path) -> tuple[Trace, TraceInfo]:
     Raises CheckpointError, naming the field, for a file that is missing, truncated or no trace.
     """
     path = Path(path)
-    _check_entries(path, {entry.key: entry for entry in read_header(path)})
+    entries = {entry.key: entry for entry in read_header(path)}
+    _check_entries(path, entries)
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in _DTYPES}
+            tensors = {name: file.get_tensor(name) for name in (_DTYPES | _OPTIONAL) if name in entries}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); {_RECORD_ANEW}") from error
     described = _read_metadata(path, metadata)
@@ -103,7 +108,9 @@ def _sizes(trace: Trace) -> dict[str, int]:
 
 
 def _check_entries(path: Path, entries: dict[str, TensorEntry]) -> None:
-    for name, dtypes in _DTYPES.items():
+    for name, dtypes in (_DTYPES | _OPTIONAL).items():
+        if name in _OPTIONAL and name not in entries:
+            continue
         if name not in entries:
             raise CheckpointError(f"{path}: is no trace: it has no tensor {name!r}; {_RECORD_ANEW}")
         entry = entries[name]

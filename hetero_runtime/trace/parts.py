@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from hetero_runtime.errors import RequestError
 from hetero_runtime.trace.documents import TokenIds
 from hetero_runtime.trace.file import TraceInfo, read_trace, write_trace
@@ -24,8 +22,9 @@ from hetero_scheduler.trace import Trace
 class PartFolder:
     """The parts of the trace `out`, all made with `info`."""
 
-    def __init__(self, out: Path, info: TraceInfo) -> None:
-        self.out, self._info = out, info
+    def __init__(self, out: Path, info: TraceInfo, *, has_early: bool) -> None:
+        """`has_early`: whether parts hold what routers say when they are asked early."""
+        self.out, self._info, self._has_early = out, info, has_early
         self.folder = out.with_name(out.name + ".parts")
 
     def missing(self, documents: Sequence[TokenIds]) -> list[int]:
@@ -55,13 +54,7 @@ class PartFolder:
     def join(self, num_documents: int) -> Trace:
         """Write `out` from parts 0 to `num_documents` - 1 and remove them."""
         parts = [read_trace(self._path(index))[0] for index in range(num_documents)]
-        lengths = [part.num_tokens for part in parts]
-        trace = Trace(
-            logits=np.concatenate([part.logits for part in parts]),
-            topk=np.concatenate([part.topk for part in parts]),
-            tokens=np.concatenate([part.tokens for part in parts]),
-            bounds=np.cumsum([0, *lengths], dtype=np.int64),
-        )
+        trace = Trace.joined(parts)
         write_trace(self.out, trace, self._info)
         shutil.rmtree(self.folder)
         return trace
@@ -76,6 +69,9 @@ class PartFolder:
         for field, value in now.items():
             if was[field] != value:
                 raise self._refusal(path, f"was made with {field} {was[field]!r}, now it is {value!r}")
+        if (part.early is not None) != self._has_early:
+            was_recorded = "with" if part.early is not None else "without"
+            raise self._refusal(path, f"was made {was_recorded} --early, now it is the other way")
         if index >= len(documents):
             raise self._refusal(path, f"documents now: {len(documents)}")
         ids = documents[index]

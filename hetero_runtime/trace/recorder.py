@@ -26,7 +26,8 @@ from hetero_runtime.config.routing import require_exact
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestCancelled
 from hetero_runtime.generation import CancelToken, SamplingParams
-from hetero_runtime.hf.router_hooks import check_recordable, record_routing
+from hetero_runtime.hf.router_hooks import check_recordable
+from hetero_runtime.hf.routing_record import record_routing
 from hetero_runtime.hf.tokens import load_tokenizer
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Phase
@@ -52,6 +53,8 @@ class TraceSettings:
     """Document d is sampled with seed + d."""
     cut: int | None = None
     """Keep this many tokens of each document; None keeps all."""
+    asks_early: bool = False
+    """Also record what each router says to the input of the layer before it."""
 
     @property
     def decoding(self) -> Decoding:
@@ -100,7 +103,7 @@ def record_trace(
         max_length=config.execution.max_length,
     )
     info = _describe(config, settings)
-    folder = PartFolder(out, info)
+    folder = PartFolder(out, info, has_early=settings.asks_early)
     missing = folder.missing(documents)
     folder.make()
     if missing:
@@ -145,7 +148,7 @@ class _Recorder:
         parts = self._parts
         fix = "cut documents shorter (--cut), or lower memory.slabs"
         with (
-            record_routing(parts.model) as record,
+            record_routing(parts.model, asks_early=self._settings.asks_early) as record,
             parts.sequences.open() as sequence,
             parts.orchestrator.pass_(Phase.PREFILL, checkpoint=self._go_on_or_raise),
             no_room_for(f"a pass over {len(ids)} tokens", parts.device, fix=fix),
@@ -157,6 +160,7 @@ class _Recorder:
             topk=routing.top_k.numpy(),
             tokens=np.array(ids, dtype=np.int32),
             bounds=np.array([0, len(ids)], dtype=np.int64),
+            early=None if routing.early is None else routing.early.numpy(),
         )
 
     def _go_on_or_raise(self) -> None:

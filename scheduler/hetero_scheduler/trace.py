@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +15,16 @@ class Trace:
 
     `logits` float16 `[T, L, E]`: router logits before any normalisation. `topk` integers `[T, L, K]`: the
     experts that the router chose. `tokens` int32 `[T]`. `bounds` int64 `[D + 1]`: document d holds the tokens
-    `bounds[d]:bounds[d + 1]`; nothing is remembered from one document to the next.
+    `bounds[d]:bounds[d + 1]`; nothing is remembered from one document to the next. `early` float16
+    `[T, L, E]`, where it was recorded: what the router of each layer says to the input of the layer before
+    it; zeros for layer 0.
     """
 
     logits: npt.NDArray[np.float16]
     topk: npt.NDArray[np.integer]
     tokens: npt.NDArray[np.int32]
     bounds: npt.NDArray[np.int64]
+    early: npt.NDArray[np.float16] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError when the parts do not fit together."""
@@ -29,10 +33,26 @@ class Trace:
             raise ValueError(
                 f"logits {self.logits.shape}, topk {self.topk.shape} and tokens {self.tokens.shape} disagree"
             )
+        if self.early is not None and self.early.shape != self.logits.shape:
+            raise ValueError(f"early {self.early.shape} and logits {self.logits.shape} disagree")
         if num_tokens and not 0 <= int(self.topk.min()) <= int(self.topk.max()) < num_experts:
             raise ValueError(f"topk names an expert outside 0 to {num_experts - 1}")
         if self.bounds[0] != 0 or self.bounds[-1] != num_tokens or (np.diff(self.bounds) <= 0).any():
             raise ValueError(f"bounds {self.bounds.tolist()[:6]} do not divide {num_tokens} tokens")
+
+    @classmethod
+    def joined(cls, traces: Sequence[Trace]) -> Trace:
+        """The documents of all `traces`, in order. `early` is kept where all of them have it."""
+        early = [trace.early for trace in traces if trace.early is not None]
+        ends = np.cumsum([0, *(trace.num_tokens for trace in traces)], dtype=np.int64)
+        bounds = [trace.bounds[1:] + end for trace, end in zip(traces, ends, strict=False)]
+        return cls(
+            logits=np.concatenate([trace.logits for trace in traces]),
+            topk=np.concatenate([trace.topk for trace in traces]),
+            tokens=np.concatenate([trace.tokens for trace in traces]),
+            bounds=np.concatenate([ends[:1], *bounds]),
+            early=np.concatenate(early) if len(early) == len(traces) else None,
+        )
 
     @property
     def num_tokens(self) -> int:

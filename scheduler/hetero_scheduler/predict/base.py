@@ -47,9 +47,16 @@ class Forecast:
 
 
 class Predictor(ABC):
-    """The loop is `observe` for every MoE layer that has run its router, `forecast` after each of them."""
+    """What a step tells, in order; `forecast` after each call that has something to say:
+
+    begin_step(step, token)     the token of the step is known
+    observe(step, layer, …)     its router has decided, for every MoE layer
+    observe_next(step, layer, …)    and the next layer's router was asked early, where `asks_early`
+    """
 
     name: ClassVar[str]
+    asks_early: bool = False
+    """Whether it wants to hear the next layer's router on this layer's input."""
 
     @abstractmethod
     def observe(
@@ -64,6 +71,16 @@ class Predictor(ABC):
         `router_logits`: `[num_experts]`, before any normalisation. `hidden`: `[hidden_size]`, the input of
         the layer's experts, for a predictor that asks for it.
         """
+
+    def begin_step(self, step: int, token: int) -> Forecast | None:
+        """`token` is the id whose routing `step` will be; no layer has run yet. What that lets the predictor
+        say anew; most look at routing alone and say nothing."""
+        return None
+
+    def observe_next(self, step: int, layer: int, router_logits: npt.NDArray[np.floating]) -> Forecast | None:
+        """The router of `layer`, asked with the input of the layer before it, said `router_logits` `[E]`.
+        What that lets the predictor say anew of `layer`."""
+        return None
 
     @abstractmethod
     def forecast(self) -> Forecast | None:
@@ -83,6 +100,7 @@ class Predictor(ABC):
         """
         forecasts = []
         for step in range(trace.num_tokens):
+            self.begin_step(step, int(trace.tokens[step]))
             for layer in range(trace.num_layers):
                 self.observe(step, layer, trace.logits[step, layer])
                 if step == trace.num_tokens - 1 and (forecast := self.forecast()) is not None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hetero_scheduler.predict.mamba2_model import GroupModel, State
+from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.predict.training_data import GroupData
 from hetero_scheduler.trace import Trace
 
@@ -143,6 +144,32 @@ def measure_recall(
             shares = [recall_at(scores, truth, count) for count in (k, k + 3, 2 * k)]
             found.append(Recall(name, distance, *shares))
     return found
+
+
+def refined_recall(
+    refinement: Refinement,
+    shares: npt.NDArray[np.float16],
+    trace: Trace,
+    *,
+    test: npt.NDArray[np.int64],
+    stride: int = STRIDE,
+) -> list[Recall]:
+    """Recall of the next step when more is known of it, from the origins of `measure_recall`.
+
+    `shares`: what the refined predictor expects a step ahead, as `one_step_shares` gives them.
+    """
+    steps = find_origins(trace, test, stride=stride).tokens + 1
+    expected = refinement.with_tokens(shares[steps].astype(np.float32), trace.tokens[steps])
+    said = [("mamba2, token known", expected)]
+    if refinement.pool is not None and trace.early is not None:
+        early = trace.early[steps].astype(np.float32)
+        near = refinement.with_next_router(expected, early, slice(0, trace.num_layers))
+        said.append(("mamba2, next router asked", near))
+    counts = (trace.top_k, trace.top_k + 3, 2 * trace.top_k)
+    return [
+        Recall(name, 1, *(recall_at(scores, trace.topk[steps], count) for count in counts))
+        for name, scores in said
+    ]
 
 
 def _at_origins(model: GroupModel, data: GroupData, origins: Origins) -> tuple[torch.Tensor, State]:

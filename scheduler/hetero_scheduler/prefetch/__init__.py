@@ -10,11 +10,21 @@ SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
 __all__ = ["SCHEDULES", "Schedule", "Task", "Tasks", "make_schedule", "propose"]
 
 
-def make_schedule(name: str, *, num_layers: int, budget: float = 1.0) -> Schedule:
+def make_schedule(
+    name: str, *, num_layers: int, budget: float = 1.0, looks_at_next: bool = False
+) -> Schedule:
     """The schedule called `name`, with no candidates yet. Raises ValueError for a name that is none.
 
     `budget`: transfers that the link ends while one layer runs, as profiled so far; only `jsd` asks for it.
+    `looks_at_next`: whether forecasts of the very next layer come in, so that tasks for it are worth having.
     """
+    schedule = _make(name, num_layers=num_layers, budget=budget)
+    if looks_at_next:
+        schedule.lead = 1
+    return schedule
+
+
+def _make(name: str, *, num_layers: int, budget: float) -> Schedule:
     if name == "jsd":
         from hetero_scheduler.prefetch.jsd import Jsd
 

@@ -74,9 +74,10 @@ class Schedule(ABC):
     """
 
     name: ClassVar[str]
-    lead: ClassVar[int] = 2
+    lead: int = 2
     """A task is dropped once fewer than this many positions are left until its deadline: with 2, one for the
-    very next layer comes too late (SeqMoE Algorithm 1, line 4)."""
+    very next layer comes too late (SeqMoE Algorithm 1, line 4). 1 where forecasts of the very next layer
+    come in, sure enough for a copy that arrives late to be worth more than one that is not begun."""
 
     def __init__(self, num_layers: int) -> None:
         if num_layers < 1:

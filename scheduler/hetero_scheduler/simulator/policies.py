@@ -60,10 +60,14 @@ def make_policies(trace: Trace, scenario: Scenario, predictor: Predictor | None 
     eviction = make_eviction_for(scenario.eviction, trace)
     if not needs_forecast(scenario):
         return Policies(eviction)
+    predictor = predictor or make_predictor_for(scenario.predictor, trace)
     schedule = None
     if scenario.schedule != "none":
         budget = scenario.machine.layer_ms / scenario.machine.record_ms
-        schedule = make_schedule(scenario.schedule, num_layers=trace.num_layers, budget=budget)
-    return Policies(
-        eviction, schedule, predictor or make_predictor_for(scenario.predictor, trace), scenario.extra
-    )
+        schedule = make_schedule(
+            scenario.schedule,
+            num_layers=trace.num_layers,
+            budget=budget,
+            looks_at_next=predictor.asks_early,
+        )
+    return Policies(eviction, schedule, predictor, scenario.extra)

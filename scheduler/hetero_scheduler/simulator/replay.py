@@ -17,7 +17,7 @@ import numpy as np
 
 from hetero_scheduler.eviction import EvictionPolicy
 from hetero_scheduler.keys import ExpertKey
-from hetero_scheduler.predict import Predictor
+from hetero_scheduler.predict import Forecast, Predictor
 from hetero_scheduler.prefetch import Schedule, Task
 from hetero_scheduler.prefetch.steering import Steering
 from hetero_scheduler.simulator.clock import Copy, Link
@@ -67,6 +67,7 @@ class Replay:
                 before = replace(self.counts)
             if step in begins:
                 self._begin_document()
+            self._begin_step(step)
             for layer in range(self._trace.num_layers):
                 self.run_layer(step, layer)
         return self.counts - before
@@ -102,18 +103,35 @@ class Replay:
         self.now_ms = done_ms
         self.slots.release_layer(layer)
 
+    def _begin_step(self, step: int) -> None:
+        """The step's token is known: what that lets the predictor say, the link may act upon at once."""
+        predictor = self.policies.predictor
+        if predictor is None:
+            return
+        if self._pass_on(predictor.begin_step(step, int(self._trace.tokens[step]))):
+            self._land(self.link.arrive(self.now_ms))
+            while self.link.has_room and self._start_next(step * self._trace.num_layers - 1, running=[]):
+                pass
+
     def _observe(self, step: int, layer: int) -> None:
-        """Tell the predictor what the router said; pass on what it says anew."""
+        """Tell the predictor what the router said, and what the next one says early; pass on what is new."""
         predictor = self.policies.predictor
         if predictor is None:
             return
         predictor.observe(step, layer, self._trace.logits[step, layer])
-        forecast = predictor.forecast()
+        self._pass_on(predictor.forecast())
+        early, following = self._trace.early, layer + 1
+        if predictor.asks_early and early is not None and following < self._trace.num_layers:
+            self._pass_on(predictor.observe_next(step, following, early[step, following]))
+
+    def _pass_on(self, forecast: Forecast | None) -> bool:
+        """Whether there was a forecast to act upon."""
         if forecast is None:
-            return
+            return False
         self.counts.forecasts += 1
         self.now_ms += self._machine.forecast_ms
         self._steering.take(forecast)
+        return True
 
     def _prefetch_until(self, end_ms: float, *, running: list[ExpertKey]) -> None:
         """Time goes on to `end_ms`; whenever the link has room, the schedule says what it carries next."""

@@ -162,10 +162,18 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["prefetch.schedule: popularity", "eviction.policy: lru", "write prefetch.schedule: jsd"],
         ),
         (
+            ["prediction.horizon=token"],
+            ["prediction.horizon: token", "prediction.predictor is frequency", "leave it out"],
+        ),
+        (
             ["prediction.path=mine.safetensors"],
             ["prediction.path: mine.safetensors", "prediction.predictor: frequency", "leave prediction.path"],
         ),
         (["prefetch.extra=3"], ["prefetch.extra: 3", "is popularity", "or prefetch.extra: 0"]),
+        (
+            ["preset=seqmoe", "execution.mode=graph", "prediction.horizon=layer"],
+            ["prediction.horizon: layer with execution.mode: graph", "write prediction.horizon: step"],
+        ),
         (
             ["preset=seqmoe", "execution.mode=graph", "routing.policy=cache_prior"],
             ["cache_prior with forecasts and execution.mode: graph", "routing.policy: exact"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero_runtime.plan import read_geometry
@@ -11,6 +13,7 @@ from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.prediction.locate import beside
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+from hetero_scheduler.predict.refinement import Refinement
 
 SIZES = Mamba2Sizes(d_model=16, state_size=8, head_dim=8)
 
@@ -23,10 +26,28 @@ def random_models(num_layers: int, num_experts: int, top_k: int, *, seed: int = 
     return [GroupModel(GroupShape(count, num_experts, top_k, sizes=SIZES)) for count in counts]
 
 
-def write_random_predictor(folder: Path) -> Path:
+def random_refinement(num_layers: int, num_experts: int, *, seed: int = 0) -> Refinement:
+    """Of 40 tokens. A token and the next router move forecasts about as far as they are wide."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return draw.normal(size=shape).astype(np.float16).astype(np.float32)  # as its file keeps it
+
+    return Refinement(
+        scale=np.abs(normal(num_layers)),
+        embedding=normal(40, 4),
+        head=normal(num_layers, num_experts, 4),
+        bias=normal(num_layers, num_experts),
+        pool=np.abs(normal(num_layers, 2)),
+    )
+
+
+def write_random_predictor(folder: Path, *, is_refined: bool = False) -> Path:
     """Beside the model in `folder`, for it."""
     geometry = read_geometry(folder)
     models = random_models(geometry.num_moe_layers, geometry.num_experts, geometry.top_k)
+    refinement = random_refinement(geometry.num_moe_layers, geometry.num_experts) if is_refined else None
     path = beside(folder)
-    write_predictor(path, models, fingerprint=RouterFingerprint.of_model(geometry), notes={})
+    fingerprint = RouterFingerprint.of_model(geometry)
+    write_predictor(path, models, fingerprint=fingerprint, notes={}, refinement=refinement)
     return path

@@ -11,7 +11,7 @@ from hetero_runtime.foresight.link import SteadyLink, measure_link
 from hetero_runtime.foresight.pace import SMOOTHING, Pace
 from hetero_runtime.foresight.prefetcher import MOST_UNDER_WAY, Prefetcher
 from hetero_runtime.foresight.rival import Rival
-from hetero_runtime.foresight.rows import Rows, at_next_pass
+from hetero_runtime.foresight.rows import Rows, at_pass
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler import ExpertKey
 from hetero_scheduler.predict import Forecast, RouterShape
@@ -218,7 +218,7 @@ def test_places_are_given_lowest_first_and_come_back() -> None:
 
 
 def test_a_forecast_is_dated_by_passes_of_the_engine() -> None:
-    dated = at_next_pass(forecast(), next_pass=7, num_layers=2)
+    dated = at_pass(forecast(), 7, num_layers=2)
     assert dated.positions(2)[0].tolist() == [15]
     assert dated.layers == (1,)
 

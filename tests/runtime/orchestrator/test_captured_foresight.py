@@ -151,7 +151,7 @@ def test_the_device_goes_on_from_what_the_host_has_read(tmp_path: Path) -> None:
     tokens = greedy(parts.orchestrator, eager.extend, eager.extend, num_steps=1)
     foreseen, shape = Foreseen(parts, FakeLink(), is_real=True), router_shape(parts.model)
     heard: list[list[torch.Tensor]] = [[] for _ in range(shape.num_layers)]
-    listen_to_routers(parts.model, lambda layer, logits: heard[layer].append(logits.clone()))
+    listen_to_routers(parts.model, lambda layer, logits, _hidden: heard[layer].append(logits.clone()))
     said = greedy(
         foreseen.orchestrator,
         foreseen.prefill,

@@ -6,15 +6,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from hetero_runtime.config.tree import Horizon
 from hetero_runtime.errors import CheckpointError, DeviceError
 from hetero_runtime.prediction import RouterFingerprint, read_predictor, write_predictor
+from hetero_runtime.prediction.description import read_description
 from hetero_runtime.prediction.file import FORMAT
+from hetero_runtime.prediction.horizons import predictors_of
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
+from hetero_scheduler.predict.refined import Refined
+from tests.runtime.foresight.predictors import random_refinement
 
 FINGERPRINT = RouterFingerprint(num_layers=3, num_experts=6, top_k=2, config_sha256="ab" * 32)
 SIZES = Mamba2Sizes(d_model=16, state_size=8, head_dim=8)
@@ -42,6 +49,41 @@ def test_round_trip(path: Path, models: list[GroupModel]) -> None:
         for name, tensor in written.state_dict().items():
             assert torch.equal(read.state_dict()[name], tensor), name
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("has_pool", "horizons"), [(True, ("step", "token", "layer")), (False, ("step", "token"))]
+)
+def test_a_refinement_comes_back_too(
+    path: Path, models: list[GroupModel], has_pool: bool, horizons: tuple[Horizon, ...]
+) -> None:
+    written = random_refinement(3, 6)
+    if not has_pool:
+        written = replace(written, pool=None)
+    write_predictor(path, models, fingerprint=FINGERPRINT, notes={}, refinement=written)
+    read = read_predictor(path).refinement
+    for name, part in vars(written).items():
+        np.testing.assert_array_equal(getattr(read, name), part, err_msg=name)
+    assert read_description(path).horizons == horizons
+    predictors = predictors_of(read_predictor(path), 2, nearest=horizons[-1])
+    assert [type(predictor) for predictor in predictors] == [Refined, Refined]
+
+
+def test_a_predictor_without_a_refinement_looks_a_step_ahead(path: Path) -> None:
+    assert read_description(path).horizons == ("step",)
+    with pytest.raises(ValueError, match="has not learned the horizon token"):
+        predictors_of(read_predictor(path), 1, nearest="token")
+
+
+def test_half_a_refinement_is_refused(path: Path, models: list[GroupModel]) -> None:
+    write_predictor(path, models, fingerprint=FINGERPRINT, notes={}, refinement=random_refinement(3, 6))
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    del tensors["refinement.bias"]
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"its refinement is not whole.*train it anew"):
+        read_predictor(path)
 
 
 def test_whoever_may_read_other_files_may_read_it(path: Path) -> None:

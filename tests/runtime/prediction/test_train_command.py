@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hetero_runtime.cli.train_predictor import train_predictor_command
 from hetero_runtime.prediction import RouterFingerprint, read_predictor
+from hetero_runtime.prediction.description import read_description
 from hetero_runtime.trace.file import TraceInfo, write_trace
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 from hetero_scheduler.trace import Trace
@@ -67,6 +68,28 @@ def test_the_file_predicts_and_the_report_says_how_well(trace_path: Path, tmp_pa
     assert stored.notes["trace"]["decoding"] == "teacher-forced"
     predictor = Mamba2Predictor(stored.models)
     assert [len(group) for group in predictor.groups] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "horizons"),
+    [(("--token-rank", "0"), ("step",)), (("--token-rank", "4"), ("step", "token", "layer"))],
+)
+def test_nearer_horizons_are_learned_where_asked_for(
+    tmp_path: Path, words: tuple[str, ...], horizons: tuple[str, ...]
+) -> None:
+    path, out = tmp_path / "trace.safetensors", tmp_path / "predictor.safetensors"
+    trace = make_trace(30)
+    write_trace(path, replace(trace, early=trace.logits), make_info())
+    result = run(str(path), "--out", str(out), "--epochs", "1", "--width", "32", "--json", *words)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    recalls = {row["predictor"]: row["at_k"] for row in report["recalls"] if row["distance"] == 1}
+    assert read_description(out).horizons == horizons
+    if horizons == ("step",):
+        assert not any("known" in name for name in recalls)
+    else:
+        assert recalls["mamba2, next router asked"] > max(0.97, recalls["mamba2"])
+        assert "mamba2, token known" in recalls
 
 
 def test_the_table_is_for_people(trace_path: Path, tmp_path: Path) -> None:

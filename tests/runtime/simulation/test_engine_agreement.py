@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from hetero_gpu import CacheStats
+from hetero_runtime.config.tree import Horizon
 from hetero_runtime.engine import Engine
 from hetero_runtime.foresight import Foresight
+from hetero_runtime.foresight.rows import Row
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.prediction import read_predictor
-from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+from hetero_runtime.prediction.horizons import predictors_of
+from hetero_scheduler.predict import Forecast
 from hetero_scheduler.simulator import Machine, Scenario, SimulationResult, simulate
 from hetero_scheduler.trace import Trace
 from tests.architectures import build_checkpoint
@@ -81,25 +84,40 @@ def test_engine_and_simulator_count_the_same(
 # ---- with forecasts
 
 NUM_STEPS = 60
+HORIZONS: dict[str, Horizon] = {"mamba2": "step", "mamba2_token": "token", "mamba2_layer": "layer"}
+
+
+class Heard(NamedTuple):
+    """What any engine hears: router logits of every layer, asked in time and early, and tokens."""
+
+    logits: list[np.ndarray]
+    early: list[np.ndarray]
+    tokens: list[int]
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """Grows by the router logits of every layer that any engine hears."""
-    seen: list[np.ndarray] = []
-    hear = Foresight.hear
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    seen = Heard([], [], [])
+    hear, begin_step = Foresight.hear, Row.begin_step
 
-    def listening(self: Foresight, layer: int, logits: torch.Tensor) -> None:
-        hear(self, layer, logits)
-        seen.append(logits.to(torch.float16).numpy())
+    def listening(self: Foresight, layer: int, logits: torch.Tensor, hidden: torch.Tensor) -> None:
+        hear(self, layer, logits, hidden)
+        seen.logits.append(logits.to(torch.float16).numpy())
+        early = self._heard_early if layer + 1 < NUM_LAYERS else None
+        seen.early.append(np.zeros((1, NUM_EXPERTS), np.float16) if early is None else early)
+
+    def beginning(self: Row, token: int) -> list[Forecast]:
+        seen.tokens.append(token)
+        return begin_step(self, token)
 
     monkeypatch.setattr(Foresight, "hear", listening)
+    monkeypatch.setattr(Row, "begin_step", beginning)
     return seen
 
 
 @pytest.fixture(scope="module")
 def predictor(checkpoint: Path) -> Path:
-    return write_random_predictor(checkpoint)
+    return write_random_predictor(checkpoint, is_refined=True)
 
 
 def engine_counts(folder: Path, scenario: Scenario) -> CacheStats:
@@ -108,7 +126,7 @@ def engine_counts(folder: Path, scenario: Scenario) -> CacheStats:
         folder,
         device="cpu",
         memory={"residency": scenario.residency, "pool": scenario.pool},
-        prediction={"predictor": scenario.predictor},
+        prediction=prediction_of(scenario.predictor),
         prefetch={"schedule": scenario.schedule, "extra": scenario.extra * (scenario.schedule != "none")},
         eviction={"policy": scenario.eviction},
     ) as engine:
@@ -121,15 +139,25 @@ def engine_counts(folder: Path, scenario: Scenario) -> CacheStats:
     return stats.prefill.cache + stats.decode.cache
 
 
-def simulated(routed: list[list[int]], heard: list[np.ndarray], scenario: Scenario, path: Path) -> Any:
-    without_logits = recorded(routed)
+def prediction_of(name: str) -> dict[str, str]:
+    """The engine's section for a predictor of the scenarios."""
+    horizon = HORIZONS.get(name)
+    return {"predictor": name} if horizon is None else {"predictor": "mamba2", "horizon": horizon}
+
+
+def simulated(routed: list[list[int]], heard: Heard, scenario: Scenario, path: Path) -> Any:
+    early = np.concatenate(heard.early).reshape(-1, NUM_LAYERS, NUM_EXPERTS)
     trace = Trace(
-        np.concatenate(heard).reshape(-1, NUM_LAYERS, NUM_EXPERTS),
-        without_logits.topk,
-        without_logits.tokens,
+        np.concatenate(heard.logits).reshape(-1, NUM_LAYERS, NUM_EXPERTS),
+        recorded(routed).topk,
+        np.array(heard.tokens, dtype=np.int32),
         np.array([0, NUM_STEPS, 2 * NUM_STEPS]),
+        early=np.roll(early, 1, axis=1),  # heard at a layer, said by the next
     )
-    trained = Mamba2Predictor(read_predictor(path).models) if scenario.predictor == "mamba2" else None
+    horizon = HORIZONS.get(scenario.predictor)
+    if horizon is None:
+        return simulate(trace, scenario)
+    (trained,) = predictors_of(read_predictor(path), 1, nearest=horizon)
     return simulate(trace, scenario, predictor=trained)
 
 
@@ -147,6 +175,9 @@ def assert_alike(found: CacheStats, result: SimulationResult) -> None:
     ("predictor_name", "schedule", "eviction", "layers_a_copy"),
     [
         ("mamba2", "jsd", "belady", 1),
+        ("mamba2_token", "edf", "belady", 1),
+        ("mamba2_layer", "none", "belady", 1),
+        ("mamba2_layer", "edf", "lru", 2),
         ("mamba2", "none", "belady", 1),
         ("mamba2", "jsd", "lru", 1),
         ("mamba2", "moe_infinity", "belady", 2),
@@ -166,7 +197,7 @@ def test_engine_and_simulator_foresee_the_same(
     checkpoint: Path,
     predictor: Path,
     routed: list[list[int]],
-    heard: list[np.ndarray],
+    heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scenario = Scenario(
@@ -185,21 +216,26 @@ def test_engine_and_simulator_foresee_the_same(
     assert schedule == "none" or found.prefetches > 20
 
 
-@pytest.mark.parametrize("layers_a_copy", [2, 3])
-def test_a_slow_links_budget_makes_no_more_than_a_point(
+@pytest.mark.parametrize(
+    ("predictor_name", "layers_a_copy"),
+    [("mamba2", 2), ("mamba2", 3), ("mamba2_token", 1), ("mamba2_layer", 1)],
+)
+def test_a_budget_makes_no_more_than_a_point(
+    predictor_name: str,
     layers_a_copy: int,
     *,
     checkpoint: Path,
     predictor: Path,
     routed: list[list[int]],
-    heard: list[np.ndarray],
+    heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The simulator counts in positions, which stand still in a stall; the engine in time, which does not."""
+    """The simulator counts in positions, which stand still in a stall; the engine in time, which does not.
+    It matters where copies take longer than a layer, or begin between steps and last into a stall."""
     scenario = Scenario(
         eviction="belady",
         schedule="jsd",
-        predictor="mamba2",
+        predictor=predictor_name,
         residency=0.4,
         uncounted=0.0,
         machine=Machine(layer_ms=1.0, record_bytes=layers_a_copy * 1_000_000, link_gb_s=1.0),

@@ -13,7 +13,8 @@ from hetero_runtime.errors import CheckpointError, RequestCancelled, RequestErro
 from hetero_runtime.generation import CancelToken
 from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.reference import load_reference
-from hetero_runtime.hf.router_hooks import record_routing, routed_layers
+from hetero_runtime.hf.router_hooks import routed_layers
+from hetero_runtime.hf.routing_record import record_routing
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.trace import read_trace
 from hetero_runtime.trace.progress import TraceProgress, Watch
@@ -60,6 +61,37 @@ def test_with_groups_and_biases_the_choice_is_not_the_top_of_the_logits(record: 
     trace, _ = record("DeepseekV3", is_teacher_forced=True)
     highest = np.argsort(-trace.logits.astype(np.float32), axis=-1)[..., : trace.top_k]
     assert (np.sort(highest, axis=-1) != np.sort(trace.topk, axis=-1)).any()
+
+
+def test_routers_asked_early_say_what_they_would_on_that_input(record: Record, config_of: MakeConfig) -> None:
+    trace, _ = record(texts=TEXTS[:1], is_teacher_forced=True, asks_early=True)
+    config = config_of("Qwen3Moe")
+    plain = load_reference(config.model.path, dtype=config.model.dtype, device=torch.device("cpu"))
+    inputs: list[torch.Tensor] = []
+    layers = routed_layers(plain)
+    for layer in layers:
+        layer.router.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
+    SequenceState(plain).extend(torch.from_numpy(trace.tokens).long())
+    assert trace.early is not None
+    assert not trace.early[:, 0].any()
+    for index, following in enumerate(layers[1:]):
+        with torch.inference_mode():
+            asked, _, _ = following.router(inputs[index])
+        np.testing.assert_array_equal(trace.early[:, index + 1], asked.half().numpy())
+
+
+def test_parts_with_and_without_early_routers_do_not_mix(record: Record, tmp_path: Path) -> None:
+    cancel = CancelToken()
+
+    def stop(at: TraceProgress) -> None:
+        if at.documents == 1:
+            cancel.cancel()
+
+    with pytest.raises(RequestCancelled):
+        record(watch=Watch(recording=stop, cancel=cancel))
+    with pytest.raises(RequestError, match="was made without --early"):
+        record(asks_early=True)
+    assert (tmp_path / "out.safetensors.parts").exists()
 
 
 def test_logits_are_those_that_transformers_itself_reports(record: Record, config_of: MakeConfig) -> None:
