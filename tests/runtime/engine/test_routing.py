@@ -19,7 +19,7 @@ from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.generation import CancelToken
 from hetero_runtime.hf.forward import forward_rows
-from hetero_runtime.hf.router_hooks import record_routing
+from hetero_runtime.hf.routing_record import record_routing
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import plan_for
 from hetero_runtime.routing import RoutingStats, TextPart
