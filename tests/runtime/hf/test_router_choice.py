@@ -12,7 +12,8 @@ import torch
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import COVERED
 from hetero_runtime.hf.router_choice import STEERABLE, RouterScores, let_choose
-from hetero_runtime.hf.routing_record import record_routing, routed_layers, router_top_k
+from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
+from hetero_runtime.hf.routing_record import record_routing
 from tests.architectures import ARCHITECTURES, QUANTIZED, build_checkpoint, prompt_ids, reference_model
 
 NAMES = [name for name in ARCHITECTURES if name not in (*QUANTIZED, "DeepseekV4")]
