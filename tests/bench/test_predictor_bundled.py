@@ -37,7 +37,7 @@ def stored_for(trace: Trace) -> StoredPredictor:
     shape = GroupShape(1, 6, 2, sizes=Mamba2Sizes(d_model=16, state_size=8, head_dim=8))
     notes = {"trace": {"num_tokens": trace.num_tokens}, "training": {"seed": 0}}
     return StoredPredictor(
-        (GroupModel(shape), GroupModel(shape)), RouterFingerprint(2, 6, 2, "ab" * 32), notes
+        (GroupModel(shape), GroupModel(shape)), RouterFingerprint(2, 6, 2, "ab" * 32), notes, None
     )
 
 
