@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from hetero_runtime.calibration import locate_calibration
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
+from hetero_runtime.config.combinations import schedules_forecasts
+from hetero_runtime.config.tree import Horizon
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
 from hetero_runtime.plan.drafter import read_drafter
 from hetero_runtime.plan.geometry import Geometry
@@ -48,8 +50,7 @@ def decide(config: Config) -> Decided:
     predictor = locate_predictor(config.prediction, geometry)
     if predictor is not None:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
-        # a captured step asks nobody between two steps
-        horizon = "step" if config.execution.mode == "graph" else predictor.nearest
+        horizon = _horizon(config, hardware, predictor.horizons)
         located = replace(config.prediction, path=str(predictor.path), horizon=horizon)
         config = replace(config, prediction=located)
     geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
@@ -62,6 +63,17 @@ def decide(config: Config) -> Decided:
         config = replace(config, memory=replace(config.memory, expert_file=str(expert_file)))
         geometry = replace(geometry, source_record_bytes=0)  # nothing is quantised any more
     return Decided(resolve(config, hardware, geometry), geometry, hardware)
+
+
+def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:
+    """`auto` is the nearest one where forecasts lead to transfers that overlap with computation. Where they
+    decide evictions alone a step ahead says as much, and a captured step asks nobody between two steps."""
+    if config.prediction.horizon != "auto":
+        return config.prediction.horizon
+    has_gpu = config.device != "cpu" and hardware.gpu is not None
+    reads_disk = config.memory.backing in ("direct", "mmap")
+    is_fetching = (has_gpu or reads_disk) and schedules_forecasts(config.prefetch.schedule)
+    return learned[-1] if is_fetching and config.execution.mode != "graph" else "step"
 
 
 def three_residencies(config: Config) -> list[Config]:

@@ -37,6 +37,10 @@ def train_predictor_command(
     token_rank: Annotated[
         int, typer.Option("--token-rank", min=0, help="Numbers learned of each token; 0 learns none.")
     ] = 64,
+    kept: Annotated[
+        Path | None,
+        typer.Option("--refine", help="Train no models: learn for these of this model what tokens add."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the split, the weights and the order.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: JsonOption = False,
@@ -51,6 +55,8 @@ def train_predictor_command(
     from hetero_scheduler.predict.refinement_training import RefinementOptions
     from hetero_scheduler.predict.training import TrainingOptions
 
+    if kept is not None and not token_rank:
+        raise ConfigError(f"--refine {kept} with --token-rank 0 learns nothing; leave one of them out")
     try:
         sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
     except ValueError as error:
@@ -62,6 +68,7 @@ def train_predictor_command(
             shape=PredictorShape(num_groups=groups, sizes=sizes),
             options=TrainingOptions(seed=seed, epochs=epochs, minutes=minutes),
             refining=RefinementOptions(rank=token_rank, seed=seed) if token_rank else None,
+            kept=kept,
             device=device,
             watch=watch,
         )

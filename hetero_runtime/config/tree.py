@@ -128,7 +128,8 @@ class PredictionConfig:
     horizon: Horizon | Auto = "auto"
     """How near mamba2's forecasts are made anew. step: never, they are made a step ahead. token: as soon as
     the token is sampled. layer: besides, by the next layer's router on this layer's input. auto: as near as
-    the predictor's file has learned; a captured step stays with step."""
+    the predictor's file has learned where forecasts lead to transfers that overlap with computation; step
+    where they do not, and in a captured step."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ class Located(NamedTuple):
     path: Path
     num_bytes: int
     """Of its weights."""
-    nearest: Horizon
-    """How near its forecasts are made anew."""
+    horizons: tuple[Horizon, ...]
+    """How near its forecasts can be made anew, farthest first."""
 
 
 def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | None:
@@ -42,14 +42,13 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
         )
     described = read_description(path)
     described.fingerprint.check(RouterFingerprint.of_model(geometry), str(path), remedy=FOR_THIS_MODEL)
-    nearest = described.horizons[-1] if config.horizon == "auto" else config.horizon
-    if nearest not in described.horizons:
+    if config.horizon not in ("auto", *described.horizons):
         raise ConfigError(
-            f"prediction.horizon: {nearest} is not what {path} has learned, which is "
+            f"prediction.horizon: {config.horizon} is not what {path} has learned, which is "
             f"{', '.join(described.horizons)}; write prediction.horizon: auto, or train a predictor on a "
             "trace that was recorded with --early"
         )
-    return Located(path, described.num_bytes, nearest)
+    return Located(path, described.num_bytes, described.horizons)
 
 
 def beside(folder: Path, suffix: str = SUFFIX) -> Path:

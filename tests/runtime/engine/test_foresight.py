@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from hetero_gpu import SlabCache
+from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import CheckpointError, ConfigError
+from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.plan import read_geometry
+from hetero_runtime.planned import decide
 from hetero_scheduler.prefetch import SCHEDULES
 from tests.runtime.engine.answers import assert_same_answer
 from tests.runtime.engine.conftest import NUM_TOKENS, PROMPT, MakeAnswer, MakeCheckpoint
@@ -102,6 +106,43 @@ def test_prefetches_on_any_link_change_no_bit(
     assert 0 <= cache.hits_prefetched <= cache.hits
     settled = cache.hits_prefetched + cache.late + cache.prefetches_wasted
     assert settled <= cache.prefetches + engine.stats().prefill.cache.prefetches
+
+
+@pytest.mark.parametrize("horizon", ["token", "layer"])
+def test_nearer_horizons_change_no_token(
+    horizon: str,
+    *,
+    checkpoint: MakeCheckpoint,
+    answer: MakeAnswer,
+    logits: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imagine_link(monkeypatch, 1)
+    folder = checkpoint("Qwen3Moe")
+    write_random_predictor(folder, is_refined=True)
+    with load(folder, "cpu", {"residency": 0.4}, prediction={"horizon": horizon}) as engine:
+        completion = engine.generate(PROMPT[0].tolist(), max_tokens=NUM_TOKENS, ignore_eos=True)
+        engine.check()
+        assert engine.stats().decode.cache.prefetches > 20
+    assert_same_answer(completion.token_ids, logits, answer("Qwen3Moe", "cpu"), device="cpu")
+
+
+def test_auto_looks_nearer_only_where_it_leads_to_transfers(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = checkpoint("Qwen3Moe")
+    write_random_predictor(folder, is_refined=True)
+    config = load_config({"preset": "seqmoe", "model": {"path": str(folder)}, "device": "cpu"})
+    assert decide(config).config.prediction.horizon == "step"
+    file = tmp_path / "experts.safetensors"
+    pack(decide(config).config, file)
+    on_disk = replace(config, memory=replace(config.memory, backing="direct", expert_file=str(file)))
+    assert decide(on_disk).config.prediction.horizon == "layer"
+    write_random_predictor(folder)
+    assert decide(on_disk).config.prediction.horizon == "step"
+    asked = replace(config, prediction=replace(config.prediction, horizon="token"))
+    with pytest.raises(ConfigError, match=r"horizon: token is not what .* has learned, which is step"):
+        decide(asked)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
@@ -90,6 +91,23 @@ def test_nearer_horizons_are_learned_where_asked_for(
     else:
         assert recalls["mamba2, next router asked"] > max(0.97, recalls["mamba2"])
         assert "mamba2, token known" in recalls
+
+
+def test_a_predictor_is_refined_as_it_is(trace_path: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    words = ("--epochs", "1", "--width", "32")
+    assert run(str(trace_path), "--out", str(first), *words, "--token-rank", "0").exit_code == 0
+    result = run(str(trace_path), "--out", str(second), *words, "--refine", str(first), "--token-rank", "4")
+    assert result.exit_code == 0, result.output
+    before, after = read_predictor(first), read_predictor(second)
+    for old, new in zip(before.models, after.models, strict=True):
+        for name, tensor in old.state_dict().items():
+            assert torch.equal(new.state_dict()[name], tensor), name
+    assert before.refinement is None
+    assert after.refinement is not None
+    nothing = run(str(trace_path), "--out", str(second), "--refine", str(first), "--token-rank", "0")
+    assert nothing.exit_code == 2
+    assert "learns nothing" in nothing.output
 
 
 def test_the_table_is_for_people(trace_path: Path, tmp_path: Path) -> None:
