@@ -20,6 +20,7 @@ STEP_KINDS = (
     ("products", "products outside experts", "#7fb069"),
     ("small", "norms, routers, sampling", "#c9b458"),
     ("predictor", "predictor", "#c77fb4"),
+    ("routing", "routing policy", "#8c6d46"),
     ("tables", "tables", "#8d6bb0"),
     ("misses", "loading of misses", "#b03030"),
     ("other", "other", "#d98f8f"),
