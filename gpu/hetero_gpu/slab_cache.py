@@ -11,7 +11,7 @@ Order of one layer, as its caller sees it:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,13 +21,14 @@ import torch
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.transfer import Copier, Fence, Record, Transfer
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
+from hetero_scheduler.counters import Counters
 from hetero_scheduler.slots import Scores
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass
-class CacheStats:
+class CacheStats(Counters):
     """Counters since the cache was made. `required` counts (layer, expert) pairs that a pass had to execute;
     required = hits + late + misses."""
 
@@ -48,12 +49,6 @@ class CacheStats:
     """Of the hits: landed prefetches that nothing had required before."""
     prefetches_wasted: int = 0
     """Prefetched, and evicted or given up on the link before anything required them."""
-
-    def __add__(self, other: CacheStats) -> CacheStats:
-        return CacheStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: CacheStats) -> CacheStats:
-        return CacheStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def hit_rate(self) -> float:
@@ -194,8 +189,7 @@ class SlabCache:
             self._land_or_drop(key, is_needed=key in needed or key in kept)
             if key in self._fetching and key in needed:
                 self._in_flight[self._machine.slot(key)].hurry()
-        self._lose_failed(needed)
-        answers = [self.lookup(key) for key in needed]
+        answers = [self._lookup_whole(key) for key in needed]
         self._stats.required += len(answers)
         self._stats.hits += answers.count(Lookup.HIT)
         self._stats.late += answers.count(Lookup.PENDING)
@@ -340,13 +334,15 @@ class SlabCache:
             self._machine.abort(slot, self._machine.tag(slot))
         self._has_left(key)
 
-    def _lose_failed(self, keys: Collection[ExpertKey]) -> None:
-        """Those of `keys` whose copies failed in a pass that was given up are to be loaded anew."""
-        for key in keys:
-            if self.lookup(key) is Lookup.HIT:
-                transfer = self._in_flight.get(self._machine.slot(key))
-                if transfer is not None and transfer.is_over() and not transfer.is_done():
-                    self._lose(key)
+    def _lookup_whole(self, key: ExpertKey) -> Lookup:
+        """`lookup`, but an expert whose copy failed in a pass that was given up is lost: load it anew."""
+        answer = self.lookup(key)
+        if answer is Lookup.HIT:
+            transfer = self._in_flight.get(self._machine.slot(key))
+            if transfer is not None and transfer.is_over() and not transfer.is_done():
+                self._lose(key)
+                return Lookup.MISS
+        return answer
 
     def _fence_all(self) -> dict[int, Fence]:
         """By slot: what the compute stream has been given until now."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,23 +32,18 @@ from hetero_runtime.in_place.base import Floats, InPlaceExperts, Integers
 from hetero_runtime.in_place.cores import beside_workers
 from hetero_runtime.in_place.work import part_of
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
+from hetero_scheduler.counters import Counters
 from hetero_scheduler.misses import LayerDemand, MissPolicy
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class InPlaceStats:
+class InPlaceStats(Counters):
     """Experts computed in place (each time one is), and the seconds that the CPU took for them."""
 
     experts: int = 0
     seconds: float = 0.0
-
-    def __add__(self, other: InPlaceStats) -> InPlaceStats:
-        return InPlaceStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: InPlaceStats) -> InPlaceStats:
-        return InPlaceStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class OnDevice(NamedTuple):

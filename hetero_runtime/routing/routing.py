@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from hetero_runtime.hf.router_choice import RouterScores
 from hetero_runtime.routing.eviction import LogicalEviction
 from hetero_scheduler import ExpertKey
+from hetero_scheduler.counters import Counters
 from hetero_scheduler.routing import Calibration, Decisions, LogicalCache, RoutingPolicy, Shape
 
 
@@ -25,7 +26,7 @@ class TextPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoutingStats:
+class RoutingStats(Counters):
     """Experts, counted over tokens and layers, as the logical caches have them: the same on every machine."""
 
     inserted: int = 0
@@ -34,12 +35,6 @@ class RoutingStats:
     """Executed and not in it. With `inserted`: the copies of an engine that mirrors it."""
     deviating: int = 0
     """Executed in place of the router's own choice."""
-
-    def __add__(self, other: RoutingStats) -> RoutingStats:
-        return RoutingStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: RoutingStats) -> RoutingStats:
-        return RoutingStats(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def per_token(self, num_tokens: int) -> dict[str, float]:
         """Means for a report: logical copies, those on demand, deviations from exact routing."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hetero_scheduler.counters import Counters
 from hetero_scheduler.simulator.scenario import Scenario
 
 _REPORTED = (
@@ -17,7 +18,7 @@ _REPORTED = (
 
 
 @dataclass
-class Counts:
+class Counts(Counters):
     """Sums over tokens. required = hits + late + misses, in (token, layer, expert)."""
 
     required: int = 0
@@ -35,9 +36,6 @@ class Counts:
     forecasts: int = 0
     stall_ms: float = 0.0
     """Time that layers waited for copies."""
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
