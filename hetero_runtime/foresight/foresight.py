@@ -13,7 +13,7 @@ from hetero_gpu import SlabCache
 from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
 from hetero_runtime.foresight.rival import Rival
-from hetero_runtime.foresight.rows import HALF_MAX, Logits, Row, Rows, at_pass
+from hetero_runtime.foresight.rows import Logits, Row, Rows, as_half, at_pass
 from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_scheduler import ExpertKey
@@ -108,10 +108,10 @@ class Foresight(Ahead):
         """As in `listen_to_routers`: the router of `layer` said `logits` when asked `hidden`."""
         if self._row is None:
             return
-        self._heard = _half(logits)
+        self._heard = as_half(logits)
         if self._early_routers is not None and len(logits) == 1:
             early = self._early_routers(layer, hidden)
-            self._heard_early = None if early is None else _half(early)
+            self._heard_early = None if early is None else as_half(early)
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
         if self._row is None or self._heard is None:
@@ -132,9 +132,3 @@ class Foresight(Ahead):
         """Act upon `forecasts`, whose next run is in that pass."""
         for forecast in forecasts:
             self._steering.take(at_pass(forecast, number, num_layers=self._num_layers))
-
-
-def _half(logits: torch.Tensor) -> Logits:
-    """A copy on the host, in float16."""
-    half: Logits = np.clip(logits.detach().to(torch.float16).cpu().numpy(), -HALF_MAX, HALF_MAX)
-    return half

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from hetero_runtime.foresight.rows import HALF_MAX, Row
+from hetero_runtime.foresight.rows import Row, as_half
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, ReadPrompt
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler.predict.routing import RouterShape
@@ -47,8 +46,7 @@ class Prompts:
             self._rows[row].begin()
         forecasts = []
         for layer, logits in enumerate(heard):
-            half = np.clip(logits.cpu().numpy(), -HALF_MAX, HALF_MAX)
-            forecasts += self._rows[row].observe(layer, half)
+            forecasts += self._rows[row].observe(layer, as_half(logits))
         self._device.take(row, ReadPrompt(self._predictors[row].states(), forecasts))
 
     def hear(self, layer: int, router_logits: torch.Tensor, _hidden: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler.predict import Forecast, Predictor
@@ -97,6 +98,12 @@ class Rows:
         """Places that are taken, ascending."""
         with self._guard:
             return [place for place in range(len(self._rows)) if place not in self._free]
+
+
+def as_half(logits: torch.Tensor) -> Logits:
+    """A copy of `logits` on the host; where float16 does not reach, it holds its ends."""
+    half: Logits = np.clip(logits.detach().to(torch.float16).cpu().numpy(), -HALF_MAX, HALF_MAX)
+    return half
 
 
 def at_pass(forecast: Forecast, number: int, *, num_layers: int) -> Forecast:
