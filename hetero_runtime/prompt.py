@@ -39,47 +39,83 @@ class PromptReader:
     def __init__(self, path: Path, *, tokenizer: Any, config: Any, has_images: bool, max_length: int) -> None:
         self._path, self._tokenizer, self._config = path, tokenizer, config
         self._vocab_size = config.get_text_config(decoder=True).vocab_size
-        self._has_images, self._max_length = has_images, max_length
+        self._image_token = _image_token(config) if has_images else None
+        self._max_length = max_length
         self._processor: ImageProcessor | None = None
 
     def read(self, prompt: Prompt, params: SamplingParams) -> ReadPrompt:
         """Raises RequestError that says what is wrong with `prompt` and what to give instead."""
         if isinstance(prompt, str):
-            ids = tuple(self._tokenizer(prompt)["input_ids"])
-            return self._checked(ReadPrompt(ids, ids, None), params)
+            return self._read_text(tuple(self._tokenizer(prompt)["input_ids"]), params)
         if isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt) and prompt:
-            return self._checked(self._read_messages(prompt), params)  # type: ignore[arg-type]
+            return self._read_messages(prompt, params)  # type: ignore[arg-type]
         if isinstance(prompt, Sequence) and all(_is_token_id(part) for part in prompt):
-            ids = tuple(int(part) for part in prompt)  # type: ignore[arg-type]
-            return self._checked(ReadPrompt(ids, ids, None), params)
+            return self._read_text(tuple(int(part) for part in prompt), params)  # type: ignore[arg-type]
         raise RequestError(
             f"the prompt is a {_describe(prompt)}; give a text, a list of token ids, or a list of "
             'messages [{"role": "user", "content": "..."}]'
         )
 
-    def _read_messages(self, messages: Sequence[Message]) -> ReadPrompt:
+    def _read_text(self, ids: tuple[int, ...], params: SamplingParams) -> ReadPrompt:
+        self._check(ids, params, num_images=0)
+        return ReadPrompt(ids, ids, None)
+
+    def _read_messages(self, messages: Sequence[Message], params: SamplingParams) -> ReadPrompt:
         images = collect_images(messages)
-        if images and not self._has_images:
+        if images and self._image_token is None:
             raise RequestError(
                 "the messages hold images, but this model reads text alone: leave the images out or load a "
                 "vision-language model"
             )
-        ids = render_messages(self._tokenizer, messages)
+        ids = tuple(render_messages(self._tokenizer, messages))
+        self._check(ids, params, num_images=len(images))
         if not images:
-            return ReadPrompt(tuple(ids), (), None)
-        prepared = self._image_processor().prepare(ids, images)
-        return ReadPrompt(prepared.ids, (), prepared.inputs)
+            return ReadPrompt(ids, (), None)
+        processor = self._image_processor()
+        num_tokens = processor.num_tokens(images)
+        ids = _expand(ids, self._image_token, num_tokens)
+        self._check_length(ids, params, num_image_tokens=sum(num_tokens))
+        return ReadPrompt(ids, (), processor.inputs(ids, images))
 
-    def _checked(self, prompt: ReadPrompt, params: SamplingParams) -> ReadPrompt:
-        check_prompt(prompt.ids, self._max_length, params, vocab_size=self._vocab_size)
-        return prompt
+    def _check(self, ids: tuple[int, ...], params: SamplingParams, *, num_images: int) -> None:
+        """Of a prompt with a single place-holder for each image."""
+        self._check_length(ids, params)
+        num_places = 0 if self._image_token is None else ids.count(self._image_token)
+        if num_places != num_images:
+            raise RequestError(
+                f"the prompt has {num_places} image place-holders and {num_images} images; give messages "
+                "with one image for each place-holder"
+            )
+
+    def _check_length(
+        self, ids: tuple[int, ...], params: SamplingParams, *, num_image_tokens: int = 0
+    ) -> None:
+        check_prompt(
+            ids,
+            self._max_length,
+            params,
+            vocab_size=self._vocab_size,
+            num_image_tokens=num_image_tokens,
+        )
 
     def _image_processor(self) -> ImageProcessor:
         if self._processor is None:
-            from hetero_runtime.hf.images import ImageProcessor
+            from hetero_runtime.hf.images import make_image_processor
 
-            self._processor = ImageProcessor(self._path, self._config)
+            self._processor = make_image_processor(self._path, self._config)
         return self._processor
+
+
+def _image_token(config: Any) -> int:
+    from hetero_runtime.hf.images import image_token_id
+
+    return image_token_id(config)
+
+
+def _expand(ids: Sequence[int], image_token: int | None, num_tokens: Sequence[int]) -> tuple[int, ...]:
+    """`ids` with the i-th `image_token` `num_tokens[i]` times."""
+    counts = iter(num_tokens)
+    return tuple(token for each in ids for token in [each] * (next(counts) if each == image_token else 1))
 
 
 def _is_token_id(part: object) -> bool:

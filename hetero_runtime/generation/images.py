@@ -17,7 +17,7 @@ from hetero_runtime.generation.chat import check_messages, image_parts
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMS = "a PIL image, a uint8 array [height, width, 3], a file path, a data: URL or base64 text"
+FORMS = "a PIL image, a uint8 array or tensor [height, width, 3], a file path, a data: URL or base64 text"
 
 
 def collect_images(messages: Sequence[Message], *, allow_files: bool = True) -> list[Image.Image]:
@@ -35,7 +35,7 @@ def _load(source: Any, where: str, *, allow_files: bool) -> Image.Image:
 
     if isinstance(source, Image.Image):
         return _upright_rgb(source, where)
-    if hasattr(source, "__array_interface__"):
+    if hasattr(source, "__array__"):
         return _from_array(source, where)
     if isinstance(source, str | os.PathLike):
         return _from_bytes(_read(os.fsdecode(source), where, allow_files=allow_files), where)
@@ -88,7 +88,11 @@ def _from_array(array: Any, where: str) -> Image.Image:
     import numpy as np
     from PIL import Image
 
-    pixels = np.asarray(array)
+    try:
+        # a tensor of torch may be on a GPU, or part of a graph
+        pixels = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{where} is no image: {error}; give {FORMS}") from error
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3, 4) or not pixels.size:
         raise RequestError(

@@ -93,12 +93,17 @@ class Completion:
 
 
 def check_prompt(
-    prompt_ids: Sequence[int], max_length: int, params: SamplingParams, *, vocab_size: int | None = None
+    prompt_ids: Sequence[int],
+    max_length: int,
+    params: SamplingParams,
+    *,
+    vocab_size: int | None = None,
+    num_image_tokens: int = 0,
 ) -> None:
     """Refuse a prompt that cannot be served: empty, outside the vocabulary, or over the context.
 
-    `max_length` is the room of a row in tokens, for prompt and answer together. Raises RequestError
-    with the numbers and the ways out.
+    `max_length` is the room of a row in tokens, for prompt and answer together; `num_image_tokens`: how many
+    of the prompt's tokens stand for images. Raises RequestError with the numbers and the ways out.
     """
     if len(prompt_ids) == 0:
         raise RequestError("the prompt is empty: it has no tokens; give it at least one")
@@ -114,9 +119,11 @@ def check_prompt(
         return
     room = max_length - len(prompt_ids)
     ways = [f"shorten the prompt by {needed - max_length} tokens"] if params.max_tokens < max_length else []
+    ways += ["give smaller or fewer images"] if num_image_tokens else []
     ways += [f"set max_tokens to {room} or less"] if room > 0 else []
     ways += [f"set execution.max_length to {needed} or more"]
+    of_images = f" ({num_image_tokens} of them for images)" if num_image_tokens else ""
     raise RequestError(
-        f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}: {needed} together, "
-        f"over execution.max_length {max_length}; {', or '.join(ways)}"
+        f"the prompt has {len(prompt_ids)} tokens{of_images} and max_tokens is {params.max_tokens}: {needed} "
+        f"together, over execution.max_length {max_length}; {', or '.join(ways)}"
     )

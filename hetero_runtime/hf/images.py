@@ -1,10 +1,10 @@
-"""Images of a prompt as the model's own inputs, by transformers' image processor."""
+"""Images of a prompt as the model's own inputs, by processors that need no torchvision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -15,48 +15,61 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-class ImagePrompt(NamedTuple):
-    """`ids`: the prompt, one place-holder for each image token; `inputs`: pixels and grids."""
+class ImageProcessor(Protocol):
+    """What the images of one prompt are to a model: first how many tokens, then the inputs themselves."""
 
-    ids: tuple[int, ...]
-    inputs: dict[str, torch.Tensor]
+    def num_tokens(self, images: Sequence[Image.Image]) -> list[int]:
+        """Tokens of each image, from sizes alone. Raises RequestError for an image that the model refuses."""
+
+    def inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """What the model's forward takes besides `ids`, a prompt with as many tokens as `num_tokens` says
+        where each image stands."""
 
 
-class ImageProcessor:
-    """Turns PIL images into the inputs of a Qwen-VL-like model. `config`: the model's transformers config."""
+def make_image_processor(path: Path, config: Any) -> ImageProcessor:
+    """The image processor of the checkpoint at `path`; `config`: the model's transformers config.
 
-    def __init__(self, path: Path, config: Any) -> None:
-        self._token = int(config.image_token_id)
+    Raises CheckpointError when the checkpoint does not say how its images are prepared.
+    """
+    return GridProcessor(path, image_token_id(config))
+
+
+def image_token_id(config: Any) -> int:
+    """The token that stands for an image, or for a part of one. `config`: the model's transformers config."""
+    return int(config.image_token_id)
+
+
+class GridProcessor:
+    """For models like Qwen-VL: an image is a grid of patches, `merge_size` squared of them a token."""
+
+    def __init__(self, path: Path, token: int) -> None:
+        self._token = token
         try:
-            self._processor = AutoImageProcessor.from_pretrained(path, local_files_only=True, backend="pil")
+            self._processor: Any = AutoImageProcessor.from_pretrained(
+                path, local_files_only=True, backend="pil"
+            )
         except (OSError, ValueError, ImportError) as error:
             raise CheckpointError(
                 f"{path}: its image processor cannot be read ({error}). Copy preprocessor_config.json from "
                 "where the model came from."
             ) from error
 
-    def prepare(self, ids: Sequence[int], images: Sequence[Image.Image]) -> ImagePrompt:
-        """Give each image's single place-holder in `ids` as many tokens as the image has."""
-        if ids.count(self._token) != len(images):
-            raise RequestError(
-                f"the prompt has {ids.count(self._token)} image place-holders and {len(images)} images; "
-                "give one image for each place-holder"
-            )
-        try:
-            pixels = self._processor(images=list(images), return_tensors="pt")
-        except ValueError as error:
-            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
-            raise RequestError(
-                f"the model's image processor refuses an image of {sizes} pixels: {error}"
-            ) from error
-        num_tokens = iter(pixels["image_grid_thw"].prod(-1) // self._processor.merge_size**2)
-        expanded: list[int] = []
-        for token in ids:
-            expanded += [token] * (int(next(num_tokens)) if token == self._token else 1)
-        tokens = torch.tensor([expanded])
-        inputs = {
+    def num_tokens(self, images: Sequence[Image.Image]) -> list[int]:
+        return [self._num_patches(image) // self._processor.merge_size**2 for image in images]
+
+    def inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        pixels = self._processor(images=list(images), return_tensors="pt")
+        return {
             "pixel_values": pixels["pixel_values"],
             "image_grid_thw": pixels["image_grid_thw"],
-            "mm_token_type_ids": (tokens == self._token).int(),
+            "mm_token_type_ids": (torch.tensor([list(ids)]) == self._token).int(),
         }
-        return ImagePrompt(tuple(expanded), inputs)
+
+    def _num_patches(self, image: Image.Image) -> int:
+        try:
+            return int(self._processor.get_number_of_image_patches(image.height, image.width))
+        except ValueError as error:
+            raise RequestError(
+                f"the model's image processor refuses an image of {image.width} x {image.height} pixels: "
+                f"{error}"
+            ) from error

@@ -29,6 +29,8 @@ from hetero_runtime.errors import (
 )
 from hetero_runtime.generation import CancelToken, SamplingParams
 from hetero_runtime.hf.architectures import COVERED
+from hetero_runtime.hf.images import GridProcessor
+from tests import tiny_tokenizer
 from tests.architectures import prompt_ids
 from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.rest import Banks, assert_at_rest
@@ -354,11 +356,55 @@ def test_an_image_that_is_no_image(image: Any, message: str, vision_engine: Engi
     refuse(vision_engine, about(image), message)
 
 
-def test_a_place_holder_without_an_image(vision_engine: Engine) -> None:
-    prompt = chat([{"type": "text", "text": "<|image_pad|>"}, {"type": "image", "image": PICTURE}])
-    refuse(
-        vision_engine, prompt, r"the prompt has 2 image place-holders and 1 images; give one image for each"
+PLACE_HOLDER = "<|image_pad|>"
+IMAGE_PART = {"type": "image", "image": PICTURE}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "places", "images"),
+    [
+        (PLACE_HOLDER, 1, 0),
+        ([tiny_tokenizer.IMAGE] * 2, 2, 0),
+        (chat(f"look: {PLACE_HOLDER}"), 1, 0),
+        (chat([{"type": "text", "text": PLACE_HOLDER}, IMAGE_PART]), 2, 1),
+    ],
+    ids=["text", "ids", "message", "message with an image"],
+)
+def test_place_holders_without_images(prompt: Any, places: int, images: int, vision_engine: Engine) -> None:
+    message = (
+        rf"the prompt has {places} image place-holders and {images} images; give messages with one image"
     )
+    refuse(vision_engine, prompt, message)
+
+
+def test_images_without_place_holders(folder: Callable[[str], Path]) -> None:
+    path = folder("Qwen3VLMoe")
+    drops_images = "{% for m in messages %}{{ m.content[0].text }}{% endfor %}{# image #}"
+    (path / "chat_template.jinja").write_text(drops_images)
+    with load(path) as engine:
+        refuse(engine, about(PICTURE), r"the prompt has 0 image place-holders and 1 images")
+
+
+def test_an_image_over_the_context(vision_engine: Engine) -> None:
+    """Said from its size alone: no pixel is touched, and no expert."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GridProcessor, "inputs", lambda *_: pytest.fail("its pixels were prepared"))
+        prompt = chat([IMAGE_PART, *[{"type": "image", "image": Image.new("RGB", (600, 600))}] * 20])
+        refuse(
+            vision_engine,
+            prompt,
+            r"\(\d+ of them for images\) and max_tokens is 4: .* over execution.max_length 256; .* smaller "
+            "or fewer images",
+        )
+
+
+def test_an_image_processor_that_is_not_there(folder: Callable[[str], Path]) -> None:
+    path = folder("Qwen3VLMoe")
+    (path / "preprocessor_config.json").unlink()
+    with load(path) as engine:
+        with pytest.raises(CheckpointError, match=r"image processor .* Copy preprocessor_config.json from"):
+            engine.generate(about(PICTURE), max_tokens=4)
+        assert engine.generate("hi", max_tokens=4, ignore_eos=True).token_ids
 
 
 def test_messages_without_a_chat_template(folder: Callable[[str], Path]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoTokenizer
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from hetero_runtime.engine import Engine
 from hetero_runtime.plan import read_geometry
@@ -119,9 +120,16 @@ def picture(side: int = 64, *, seed: int = 0) -> Image.Image:
     return Image.fromarray(noise)
 
 
+def interleaved(*parts: str | Image.Image) -> Messages:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+        for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
 def about(text: str, *images: Image.Image) -> Messages:
-    parts = [{"type": "text", "text": text}, *({"type": "image", "image": image} for image in images)]
-    return [{"role": "user", "content": parts}]
+    return interleaved(text, *images)
 
 
 def expected_answer(
@@ -134,7 +142,9 @@ def expected_answer(
     )
     inputs: dict[str, torch.Tensor] = {}
     if images:
-        inputs = dict(AutoImageProcessor.from_pretrained(folder)(images=images, return_tensors="pt"))
+        inputs = dict(
+            AutoImageProcessor.from_pretrained(folder, backend="pil")(images=images, return_tensors="pt")
+        )
     patches = iter(inputs["image_grid_thw"].prod(-1).tolist() if images else ())
     ids: list[int] = []
     for token in template_ids:
@@ -151,9 +161,10 @@ def expected_answer(
     [
         about("what is this?", picture()),
         about("compare", picture(64, seed=1), picture(96, seed=2)),
+        interleaved("first", picture(64, seed=1), "then", picture(96, seed=2), "compare"),
         about("no picture here"),
     ],
-    ids=["one image", "two images", "text only"],
+    ids=["one image", "two images", "between text", "text only"],
 )
 @pytest.mark.parametrize("residency", ["smallest", "25%", "all"])
 def test_images_are_seen_as_transformers_sees_them(

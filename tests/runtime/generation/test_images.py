@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hetero_runtime.errors import RequestError
@@ -35,13 +36,16 @@ def ask(source: Any, kind: str = "image") -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("form", ["pil", "array", "path", "path text", "file url", "data url", "base64"])
+@pytest.mark.parametrize(
+    "form", ["pil", "array", "tensor", "path", "path text", "file url", "data url", "base64"]
+)
 def test_every_form_gives_the_same_pixels(form: str, tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     file.write_bytes(PNG)
     source = {
         "pil": Image.fromarray(PIXELS),
         "array": PIXELS,
+        "tensor": torch.from_numpy(PIXELS),
         "path": file,
         "path text": str(file),
         "file url": f"file://{file}",
@@ -89,6 +93,8 @@ def test_photo_is_turned_upright() -> None:
         (3.5, "is a float, no image"),
         (PIXELS.astype(np.float32), r"array \[4, 6, 3\] of float32"),
         (PIXELS.transpose(2, 0, 1), r"array \[3, 4, 6\] of uint8"),
+        (torch.zeros(4, 6, 3), r"array \[4, 6, 3\] of float32"),
+        (torch.zeros(4, 6, 3, dtype=torch.bfloat16), "is no image: .*; give a PIL image"),
         (PIXELS[:0], r"array \[0, 6, 3\]"),
         (Image.new("RGB", (0, 5)), "0 x 5 pixels"),
     ],

@@ -71,6 +71,13 @@ def test_prompt_alone_over_the_context() -> None:
     assert "set max_tokens" not in str(caught.value)
 
 
+def test_images_over_the_context() -> None:
+    with pytest.raises(RequestError) as caught:
+        check_prompt([1] * 120, 100, SamplingParams(max_tokens=10), num_image_tokens=100)
+    assert "the prompt has 120 tokens (100 of them for images)" in str(caught.value)
+    assert "shorten the prompt by 30 tokens, or give smaller or fewer images, or" in str(caught.value)
+
+
 def test_answer_alone_over_the_context() -> None:
     with pytest.raises(RequestError) as caught:
         check_prompt([1] * 4, 100, SamplingParams(max_tokens=256))
