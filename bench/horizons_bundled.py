@@ -31,9 +31,10 @@ from hetero_scheduler.trace import Trace
 
 HORIZONS = ("step", "token", "layer")
 RESIDENCIES = (0.25, 0.45)
+PREFIX = "predict.bundled_"
 
 
-def recall_rows(stored: StoredPredictor, trace: Trace) -> list[Row]:
+def recall_rows(stored: StoredPredictor, trace: Trace, *, prefix: str = PREFIX) -> list[Row]:
     """Recall of the next step at k + 3, what is prefetched, as more is known of it."""
     assert stored.refinement is not None, "the predictor has learned all horizons"
     assert trace.early is not None, "the trace was recorded with --early"
@@ -45,16 +46,16 @@ def recall_rows(stored: StoredPredictor, trace: Trace) -> list[Row]:
     near = stored.refinement.with_next_router(known, early, slice(0, trace.num_layers))
     return [
         Row(
-            id=f"predict.bundled_horizon_{name}_recall_k3",
+            id=f"{prefix}horizon_{name}_recall_k3",
             value=recall_at(said, trace.topk[steps], trace.top_k + 3),
             unit="share",
-            note=f"{len(steps):,} steps of held-out text, all layers",
+            note=f"{len(steps):,} steps of {len(trace.bounds) - 1} documents, all layers",
         )
         for name, said in zip(HORIZONS, (shares, known, near), strict=True)
     ]
 
 
-def hit_rows(stored: StoredPredictor, trace: Trace, info: TraceInfo) -> list[Row]:
+def hit_rows(stored: StoredPredictor, trace: Trace, info: TraceInfo, *, prefix: str = PREFIX) -> list[Row]:
     """Hits and waste of JSD prefetch with probabilistic Belady, horizon by horizon; LRU beside them."""
     trained = {name: Foreseen(predictors_of(stored, 1, nearest=name)[0], trace) for name in HORIZONS}
     sweep = Sweep(
@@ -69,16 +70,16 @@ def hit_rows(stored: StoredPredictor, trace: Trace, info: TraceInfo) -> list[Row
         for result in run_sweep(trace, Sweep(residencies=RESIDENCIES, evictions=("lru",), machine=MACHINE))
     }
     results = run_sweep(trace, sweep, trained=trained)
-    return [_row(result, lru[result.scenario.residency], info) for result in results]
+    return [_row(result, lru[result.scenario.residency], info, prefix=prefix) for result in results]
 
 
-def _row(result: SimulationResult, lru: SimulationResult, info: TraceInfo) -> Row:
+def _row(result: SimulationResult, lru: SimulationResult, info: TraceInfo, *, prefix: str) -> Row:
     counts, percent = result.counts, round(100 * result.scenario.residency)
     late, full = 100 * counts.late / counts.required, 100 * result.full_load_share
     moved = (counts.prefetches + counts.misses) / result.tokens
     wasted, by_lru = counts.prefetches_wasted / result.tokens, lru.counts.misses / lru.tokens
     return Row(
-        id=f"predict.bundled_horizon_{result.scenario.predictor}_hit_{percent}",
+        id=f"{prefix}horizon_{result.scenario.predictor}_hit_{percent}",
         value=100 * result.hit_rate,
         unit="%",
         reference=f"LRU {100 * lru.hit_rate:.1f}",

@@ -5,7 +5,9 @@
 DIR holds what `bench.traces.record` wrote. Predictors learn from `learning`, a tenth of it deciding when to
 stop; every recall is of `heldout`, text that neither they nor the model were trained on. Beside the Mamba2
 predictor stand a Transformer probe, the same probe taught on shuffled steps (SeqMoE Fig. 1c: whatever it then
-knows is frequency, not sequence), and the rivals that only count.
+knows is frequency, not sequence), and the rivals that only count. A taught predictor is refined: what the
+token adds, and the next router where traces hold its early word. What that is worth in hits,
+`bench.traces.horizons` replays.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 
 from bench.harness import RESULTS, ResultFile, Row
+from bench.horizons_bundled import HORIZONS
 from bench.predictor_bundled import shuffled
 from bench.traces.facts import FLAVOURS, row_prefix
 from bench.traces.probe import TransformerProbe
@@ -30,7 +33,22 @@ from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.trace import TraceInfo, read_trace
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
-from hetero_scheduler.predict.recall import Origins, Recall, Scores, find_origins, measure_recall, recall_at
+from hetero_scheduler.predict.recall import (
+    Origins,
+    Recall,
+    Scores,
+    find_origins,
+    measure_recall,
+    recall_at,
+    refined_recall,
+)
+from hetero_scheduler.predict.refinement import Refinement
+from hetero_scheduler.predict.refinement_training import (
+    RefinementOptions,
+    RefinementProgress,
+    one_step_shares,
+    train_refinement,
+)
 from hetero_scheduler.predict.routing import layer_groups
 from hetero_scheduler.predict.training import (
     STAGES,
@@ -50,6 +68,10 @@ STRIDE = 16
 FAR = 8
 PROBE_SHARE = 0.2
 """Of the minutes: for the probe, and as much for the shuffled one."""
+REFINED_SHARE = 0.1
+"""Of the minutes: for what the token and the next router add."""
+TAUGHT_SHARE = 1 - 2 * PROBE_SHARE - REFINED_SHARE
+"""Of the minutes: for the predictor itself."""
 
 
 class Lesson(NamedTuple):
@@ -69,10 +91,11 @@ class Lesson(NamedTuple):
 
 
 class Student(NamedTuple):
-    """How models are made and taught: `width` of the predictor, the options of a group's training."""
+    """How models are made and taught: `width` of the predictor, the options of a group and of refining."""
 
     width: int
     options: TrainingOptions
+    refining: RefinementOptions
     device: str
 
     def teach(self, lesson: Lesson, tell: Callable[[TrainingProgress], None]) -> list[GroupModel]:
@@ -89,6 +112,15 @@ class Student(NamedTuple):
             )
             for group in layer_groups(trace.num_layers)
         ]
+
+    def refine(self, models: Sequence[GroupModel], lesson: Lesson) -> tuple[Refinement, list[Recall]]:
+        """What more knowledge adds to the forecasts of `models`, and the recall that it then has."""
+        trace, split = lesson
+        shares = one_step_shares(models, trace)
+        refinement = train_refinement(
+            trace, shares, split=split, options=self.refining, device=self.device, progress=_tell_refining
+        )
+        return refinement, refined_recall(refinement, shares, trace, test=split.test, stride=STRIDE)
 
     def probe(self, lesson: Lesson, tell: Callable[[TrainingProgress], None]) -> list[TransformerProbe]:
         """A Transformer a group of layers: twice as wide, taught by the truth alone."""
@@ -136,6 +168,17 @@ class Probed(NamedTuple):
     """Of a probe that was taught and tested on shuffled steps."""
 
 
+class Learned(NamedTuple):
+    """Models on the device, what refines them, and how well all of it predicts."""
+
+    models: list[GroupModel]
+    refinement: Refinement
+    recalls: list[Recall]
+    refined: list[Recall]
+    """One step ahead: the token known, then the next router asked as well."""
+    probed: Probed
+
+
 def recall_rows(recalls: Sequence[Recall], probed: Probed, *, prefix: str, note: str) -> list[Row]:
     """Rows of the predictor, with rivals and both probes beside it."""
     found = {(recall.predictor, recall.distance): recall for recall in recalls}
@@ -165,12 +208,27 @@ def _rivals(found: Mapping[tuple[str, int], Recall], distance: int) -> str:
     return ", ".join(f"{name} {found[name, distance].at_k3:.3f}" for name in names)
 
 
+def horizon_rows(learned: Learned, *, prefix: str) -> list[Row]:
+    """Recall at k + 3 of the step to come: a step ahead, with its token known, with the next router asked."""
+    step = next(each for each in learned.recalls if (each.predictor, each.distance) == ("mamba2", 1))
+    return [
+        Row(
+            id=f"{prefix}horizon_{name}_recall_k3",
+            value=recall.at_k3,
+            unit="share",
+            note=f"{recall.predictor}; at k {recall.at_k:.3f}, at 2k {recall.at_2k:.3f}",
+        )
+        for name, recall in zip(HORIZONS, (step, *learned.refined), strict=False)
+    ]
+
+
 def learn(
     lesson: Lesson, student: Student, tell: Callable[[str], Callable[[TrainingProgress], None]]
-) -> tuple[list[GroupModel], list[Recall], Probed]:
-    """Models on the device, their recalls, and the probes'."""
-    trace, split = lesson.trace, lesson.split
+) -> Learned:
+    """All that is to be learned and measured of one lesson."""
+    trace, split = lesson
     models = student.teach(lesson, tell("mamba2"))
+    refinement, refined = student.refine(models, lesson)
     prober = student._replace(options=_for_probe(student.options))
     origins = find_origins(trace, split.test, stride=STRIDE)
     truth = trace.topk[origins.tokens + 1]
@@ -181,28 +239,26 @@ def learn(
     probed = Probed(at_k, at_k3, recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k))
     counted = split.train[:COUNTED]
     recalls = measure_recall(models, trace, train=counted, test=split.test, stride=STRIDE)
-    return models, recalls, probed
+    return Learned(models, refinement, recalls, refined, probed)
 
 
 def _for_probe(options: TrainingOptions) -> TrainingOptions:
     """The probe's part of the time: its one stage takes a share that is meant for two."""
     if options.minutes is None:
         return options
-    return replace(options, minutes=options.minutes * len(STAGES) * PROBE_SHARE / (1 - 2 * PROBE_SHARE))
+    return replace(options, minutes=options.minutes * len(STAGES) * PROBE_SHARE / TAUGHT_SHARE)
 
 
-def keep(
-    path: Path, models: Sequence[GroupModel], lesson: Lesson, info: TraceInfo, recalls: Sequence[Recall]
-) -> None:
+def keep(path: Path, learned: Learned, lesson: Lesson, info: TraceInfo) -> None:
     """Write the predictor, with where it comes from."""
     documents = {use: len(numbers) for use, numbers in asdict(lesson.split).items()}
     notes = {
         "trace": asdict(info) | {"num_tokens": lesson.trace.num_tokens},
         "documents": documents,
-        "recall": [asdict(recall) for recall in recalls],
+        "recall": [asdict(recall) for recall in (*learned.recalls, *learned.refined)],
     }
     fingerprint = RouterFingerprint.of_trace(lesson.trace, info)
-    write_predictor(path, models, fingerprint=fingerprint, notes=notes)
+    write_predictor(path, learned.models, fingerprint=fingerprint, notes=notes, refinement=learned.refinement)
 
 
 def _teller(name: str) -> Callable[[TrainingProgress], None]:
@@ -220,6 +276,11 @@ def _teller(name: str) -> Callable[[TrainingProgress], None]:
     return tell
 
 
+def _tell_refining(at: RefinementProgress) -> None:
+    losses = f"validation {at.validation_loss:.3f} (best {at.best_loss:.3f}, not refined {at.first_loss:.3f})"
+    print(f"refinement, epoch {at.epoch}: {losses}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Teach, measure, keep."""
     parser = argparse.ArgumentParser(
@@ -235,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--epochs", type=int, default=400, help="at most, in each stage")
+    parser.add_argument("--token-rank", type=int, default=64, help="numbers learned of each token")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     torch.set_float32_matmul_precision("high")
@@ -243,19 +305,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_groups = len(layer_groups(lesson.trace.num_layers))
     teaching = TrainingOptions(
         epochs=options.epochs,
-        minutes=options.minutes * (1 - 2 * PROBE_SHARE) / num_groups,
+        minutes=options.minutes * TAUGHT_SHARE / num_groups,
         patience=12,
         batch=options.batch,
         learning_rate=options.rate,
     )
-    student = Student(options.width, teaching, options.device)
-    models, recalls, probed = learn(lesson, student, _teller)
-    keep(options.out, models, lesson, info, recalls)
+    refining = RefinementOptions(rank=options.token_rank, minutes=options.minutes * REFINED_SHARE)
+    student = Student(options.width, teaching, refining, options.device)
+    learned = learn(lesson, student, _teller)
+    keep(options.out, learned, lesson, info)
     # rows without a flavour in their id are the matched trace's of the main shape
     prefix = row_prefix(options.flavour, options.shape).replace("matched_", "")
-    tested, learned = len(lesson.split.test), len(lesson.split.train)
-    note = f"{info.decoding} held-out text, {tested} documents; learned from {learned} of training text"
-    rows = recall_rows(recalls, probed, prefix=prefix, note=note)
+    tested, taught = len(lesson.split.test), len(lesson.split.train)
+    note = f"{info.decoding} held-out text, {tested} documents; learned from {taught} of training text"
+    rows = recall_rows(learned.recalls, learned.probed, prefix=prefix, note=note)
+    rows += horizon_rows(learned, prefix=prefix)
     ResultFile.write(f"predictors_{options.shape}_{options.flavour}", rows, folder=options.results)
 
 

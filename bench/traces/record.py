@@ -7,8 +7,9 @@
     sampled.safetensors    held-out beginnings, continued at temperature 0.8, then listened to in one prefill
 
 Other than `hetero-runtime trace`, which goes through the offloaded engine one document at a time, this one
-holds the whole model on the device. The files are the same. Attention and routers compute in float32, the
-grouped products of experts in bfloat16: router logits in bfloat16 would tie too often.
+holds the whole model on the device. The files are the same, and hold what routers say one layer early; that
+takes as much again as their logits. Attention and routers compute in float32, the grouped products of experts
+in bfloat16: router logits in bfloat16 would tie too often.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from bench.models.fast_forward import install_fast_forward
 from bench.models.streams import Stream, load_streams
 from bench.traces.documents import Tokens, choose_documents
+from bench.traces.early import asked_early
 from bench.traces.forward import hidden_states
 from bench.traces.look import LOOKED_AT, lru_hits
 from bench.traces.terms import RouterTap
@@ -57,25 +61,28 @@ class Listener:
 
     @torch.no_grad()
     def listen(self, documents: Sequence[Tokens]) -> Trace:
-        """The trace of `documents`, each seen by itself."""
-        logits, chosen = [], []
-        for start in range(0, len(documents), _AT_ONCE):
-            part = documents[start : start + _AT_ONCE]
-            # attention is causal, so what pads a shorter document on the right changes nothing before it
-            width = max(map(len, part))
-            rows = torch.tensor(
-                np.stack([np.pad(ids, (0, width - len(ids)), constant_values=PAD) for ids in part])
-            )
-            hidden_states(self.model, rows.to(self.model.device))
-            routing = self._tap.take(len(part))
-            for i, ids in enumerate(part):
-                logits.append(routing.logits[:, i, : len(ids)].transpose(0, 1).half().cpu().numpy())
-                chosen.append(routing.chosen[:, i, : len(ids)].transpose(0, 1).to(torch.int16).cpu().numpy())
+        """The trace of `documents`, each seen by itself, with what routers say one layer early."""
+        logits, early, chosen = [], [], []
+        with asked_early(self.model) as tap:
+            for start in range(0, len(documents), _AT_ONCE):
+                part = documents[start : start + _AT_ONCE]
+                # attention is causal, so what pads a shorter document on the right changes nothing before it
+                width = max(map(len, part))
+                rows = torch.tensor(
+                    np.stack([np.pad(ids, (0, width - len(ids)), constant_values=PAD) for ids in part])
+                )
+                hidden_states(self.model, rows.to(self.model.device))
+                routing, said_early = self._tap.take(len(part)), tap.take(len(part))
+                for i, ids in enumerate(part):
+                    logits.append(_by_token(routing.logits[:, i, : len(ids)].half()))
+                    early.append(_by_token(said_early[:, i, : len(ids)].half()))
+                    chosen.append(_by_token(routing.chosen[:, i, : len(ids)].to(torch.int16)))
         return Trace(
             logits=np.concatenate(logits),
             topk=np.concatenate(chosen),
             tokens=np.concatenate(documents).astype(np.int32),
             bounds=np.cumsum([0, *map(len, documents)], dtype=np.int64),
+            early=np.concatenate(early),
         )
 
     @torch.no_grad()
@@ -111,6 +118,12 @@ class Listener:
             cut=cut,
             tool_version=__version__,
         )
+
+
+def _by_token(said: torch.Tensor) -> npt.NDArray[Any]:
+    """`[layers, tokens, …]` on the device to `[tokens, layers, …]` on the host."""
+    turned: npt.NDArray[Any] = said.transpose(0, 1).contiguous().cpu().numpy()
+    return turned
 
 
 def _until_end(row: Tokens, prompt: int) -> Tokens:

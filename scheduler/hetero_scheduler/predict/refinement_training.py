@@ -8,6 +8,7 @@ problem of 2 L numbers, solved at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from hetero_scheduler.predict.activation import activation_state
 from hetero_scheduler.predict.losses import divergence_loss
 from hetero_scheduler.predict.mamba2_model import GroupModel
 from hetero_scheduler.predict.refinement import SMALLEST, Refinement, Shares
+from hetero_scheduler.predict.training import share_done
 from hetero_scheduler.predict.training_data import DocumentSplit
 from hetero_scheduler.trace import Trace
 
@@ -35,12 +37,15 @@ _FIRST_STD = 0.1
 
 @dataclass(frozen=True)
 class RefinementOptions:
-    """How the token's part is learned. The same seed gives the same weights."""
+    """How the token's part is learned. With `minutes` unset, the same seed gives the same weights."""
 
     rank: int = 64
     """Numbers kept of a token."""
     seed: int = 0
     epochs: int = 8
+    """At most."""
+    minutes: float | None = None
+    """After these no epoch starts. None: only epochs and patience end it."""
     patience: int = 2
     """Epochs without a better validation loss after which it ends."""
     batch: int = 512
@@ -76,7 +81,7 @@ def one_step_shares(models: Sequence[GroupModel], trace: Trace) -> npt.NDArray[n
             logits = torch.from_numpy(trace.logits[begin:end, span]).to(device)
             chosen = torch.from_numpy(trace.topk[begin:end, span].astype(np.int64)).to(device)
             said, _ = model(activation_state(logits, chosen)[None], model.initial_state(1))
-            shares[begin + 1 : end, span] = torch.softmax(said[0, :-1], dim=-1).cpu().numpy()
+            shares[begin + 1 : end, span] = torch.softmax(said[0, :-1], dim=-1).half().cpu().numpy()
         first = span.stop
     return shares
 
@@ -175,10 +180,13 @@ def _learn(
         ],
         lr=options.learning_rate,
     )
-    order, age = np.random.default_rng(options.seed), 0
+    order, age, started = np.random.default_rng(options.seed), 0, time.monotonic()
     for epoch in range(options.epochs):
+        done = share_done(epoch, started, epochs=options.epochs, minutes=options.minutes)
+        if done >= 1.0 or age >= options.patience:
+            break
         for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * (1 - epoch / options.epochs)
+            group["lr"] = options.learning_rate * (1 - done)
         _epoch(part, lesson, optimizer, _batches(order.permutation(train), options.batch))
         validation_loss, age = _mean_loss(part, lesson, validation, options.batch), age + 1
         if validation_loss < best_loss:
@@ -186,8 +194,6 @@ def _learn(
         if progress is not None:
             losses = (validation_loss, best_loss, first_loss)
             progress(RefinementProgress(epoch + 1, options.epochs, *losses))
-        if age >= options.patience:
-            break
     part.load_state_dict(best)
 
 

@@ -116,6 +116,17 @@ def with_own_predictions(model: GroupModel, states: Tensor, share: float, draws:
     return torch.cat([states[:, :1], torch.where(is_replaced, predicted, states[:, 1:])], dim=1)
 
 
+def share_done(epoch: int, started: float, *, epochs: int, minutes: float | None) -> float:
+    """How much of its epochs or minutes a run has used up, whichever is more, when `epoch` begins.
+
+    `started`: when it began, by `time.monotonic`.
+    """
+    done = epoch / epochs
+    if minutes is not None:
+        done = max(done, (time.monotonic() - started) / (minutes * 60))
+    return done
+
+
 class _Trainer:
     """One model with its data and the random draws of its run."""
 
@@ -134,11 +145,12 @@ class _Trainer:
     def run(self, stage: Stage, progress: Callable[[TrainingProgress], None] | None) -> None:
         """Train one stage to its end and leave the best weights in the model."""
         options, started = self.options, time.monotonic()
+        minutes = None if options.minutes is None else options.minutes / len(STAGES)
         share = options.sampled_share if stage == "scheduled sampling" else 0.0
         optimizer = torch.optim.AdamW(_decayed(self.model, options.weight_decay), lr=options.learning_rate)
         best_loss, best, age = self._validate(share), copy.deepcopy(self.model.state_dict()), 0
         for epoch in range(options.epochs):
-            done = _share_done(epoch, started, options)
+            done = share_done(epoch, started, epochs=options.epochs, minutes=minutes)
             if done >= 1.0 or age >= options.patience:
                 break
             rate = options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
@@ -196,14 +208,6 @@ class _Trainer:
         logits, _ = model(inputs, model.initial_state(inputs.shape[0]))
         losses = prediction_loss(logits, states[:, 1:], batch.chosen[:, 1:])  # [windows, steps - 1, n]
         return losses[batch.is_real[:, 1:]].mean()
-
-
-def _share_done(epoch: int, started: float, options: TrainingOptions) -> float:
-    """How much of a stage's epochs or minutes is used up, whichever is more."""
-    done = epoch / options.epochs
-    if options.minutes is not None:
-        done = max(done, (time.monotonic() - started) / (options.minutes * 60 / len(STAGES)))
-    return done
 
 
 def _decayed(model: GroupModel, weight_decay: float) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import lzma
 from pathlib import Path
 
@@ -42,7 +43,13 @@ def make_trace(*, documents: int = 12, experts: int = 128, top_k: int = 8) -> Tr
     logits = np.random.default_rng(0).normal(size=(documents * 10, 3, experts)).astype(np.float16)
     topk = chosen_experts(logits, top_k).astype(np.int16)
     tokens = np.arange(documents * 10, dtype=np.int32)
-    return Trace(logits, topk, tokens, np.arange(documents + 1) * 10)
+    early = (logits + np.random.default_rng(1).normal(size=logits.shape)).astype(np.float16)
+    early[:, 0] = 0
+    return Trace(logits, topk, tokens, np.arange(documents + 1) * 10, early)
+
+
+def shares_of(logits: np.ndarray) -> np.ndarray:
+    return torch.softmax(torch.from_numpy(logits).float(), dim=-1).numpy()
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (32, 4), (256, 1)])
@@ -73,6 +80,30 @@ def test_the_chosen_are_the_highest_logits() -> None:
     _check_choices(back)
 
 
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (32, 4), (4, 2)])
+def test_early_routers_are_kept_where_asked(experts: int, top_k: int) -> None:
+    """The k + 3 best to half a step, the others alike, with the share that they had together."""
+    trace = make_trace(experts=experts, top_k=top_k)
+    assert trace.early is not None
+    plain, _ = decompress(compress(trace, INFO))
+    back, _ = decompress(compress(trace, INFO, keeps_early=True))
+    assert plain.early is None
+    assert back.early is not None
+    assert np.array_equal(back.topk, plain.topk)
+    assert np.array_equal(back.tokens, plain.tokens)
+    said, kept = shares_of(trace.early), shares_of(back.early)
+    count = min(top_k + 3, experts)
+    is_best = said[:, 1:] > np.sort(said[:, 1:], axis=-1)[..., ::-1][..., count - 1 : count]  # ties may go
+    np.testing.assert_allclose(kept[:, 1:][is_best], said[:, 1:][is_best], rtol=0.1)
+    np.testing.assert_allclose((kept[:, 1:] * is_best).sum(-1), (said[:, 1:] * is_best).sum(-1), rtol=0.05)
+    np.testing.assert_allclose(kept[:, 0], 1 / experts, rtol=1e-5)
+
+
+def test_early_routers_that_were_not_recorded_cannot_be_kept() -> None:
+    with pytest.raises(ValueError, match="does not hold what routers say"):
+        compress(dataclasses.replace(make_trace(), early=None), INFO, keeps_early=True)
+
+
 def test_trimming_drops_whole_documents_from_the_end() -> None:
     trace = make_trace(documents=40)
     whole = compress(trace, INFO)
@@ -101,11 +132,14 @@ def test_command_keeps_a_trace_that_either_reader_reads(
 ) -> None:
     trace = make_trace()
     write_trace(tmp_path / "whole.safetensors", trace, INFO)
-    main([str(tmp_path / "whole.safetensors"), str(tmp_path / "small.trace.xz"), "--megabytes", "1"])
+    main(
+        [str(tmp_path / "whole.safetensors"), str(tmp_path / "small.trace.xz"), "--megabytes", "1", "--early"]
+    )
     assert "120 of 120 tokens, 12 documents" in capsys.readouterr().out
     for name in ("whole.safetensors", "small.trace.xz"):
         read, _ = read_compact(tmp_path / name)
         assert np.array_equal(np.sort(read.topk), np.sort(trace.topk))
+        assert read.early is not None
     main([str(tmp_path / "small.trace.xz"), str(tmp_path / "again.safetensors")])
     again, info = read_trace(tmp_path / "again.safetensors")
     assert info == INFO

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from bench.harness import ResultFile
-from bench.traces.learn import Lesson, main, one_step_scores
+from bench.traces.learn import Learned, Lesson, Probed, horizon_rows, main, one_step_scores
 from bench.traces.probe import TransformerProbe
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.trace import write_trace
-from hetero_scheduler.predict.recall import find_origins
+from hetero_scheduler.predict.recall import Recall, find_origins
+from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.trace import Trace
 from tests.bench.traces.test_compact import INFO
 
@@ -30,7 +31,7 @@ def clockwork(num_documents: int, seed: int) -> Trace:
     logits = np.zeros((len(topk), LAYERS, EXPERTS), dtype=np.float16)
     np.put_along_axis(logits, topk.astype(np.int64), np.array([5, 4], dtype=np.float16), axis=-1)
     bounds = STEPS * np.arange(num_documents + 1)
-    return Trace(logits, topk, np.zeros(len(topk), np.int32), bounds)
+    return Trace(logits, topk, np.zeros(len(topk), np.int32), bounds, early=logits)
 
 
 def test_a_lesson_keeps_the_splits_apart() -> None:
@@ -79,4 +80,22 @@ def test_command_teaches_measures_and_keeps(tmp_path: Path) -> None:
     assert rows["predict.recall_drop_8"].value < 5
     assert rows["predict.recall_k_shuffled"].value < 0.5
     assert rows["predict.recall_k3_of_probe"].target == ">=0.97"
-    assert len(read_predictor(out).models) == 2
+    names = ("step", "token", "layer")
+    step, token, layer = (rows[f"predict.horizon_{name}_recall_k3"].value for name in names)
+    assert layer >= max(step, token) > 0.95
+    stored = read_predictor(out)
+    assert len(stored.models) == 2
+    assert stored.refinement is not None
+    assert stored.refinement.pool is not None
+
+
+def test_rows_of_horizons_are_of_the_step_to_come() -> None:
+    far, near = Recall("mamba2", 8, 0.1, 0.2, 0.3), Recall("mamba2", 1, 0.4, 0.5, 0.6)
+    refined = [Recall("mamba2, token known", 1, 0.7, 0.8, 0.9)]
+    weights = Refinement(*(np.zeros(shape, np.float32) for shape in ((2,), (3, 1), (2, 8, 1), (2, 8))))
+    learned = Learned([], weights, [far, near], refined, Probed(0.5, 0.6, 0.1))
+    rows = horizon_rows(learned, prefix="predict.")
+    assert [(row.id, row.value) for row in rows] == [
+        ("predict.horizon_step_recall_k3", 0.5),
+        ("predict.horizon_token_recall_k3", 0.8),
+    ]

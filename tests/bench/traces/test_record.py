@@ -37,8 +37,25 @@ def test_a_document_is_heard_alike_alone_and_among_longer_ones(listener: Listene
     assert together.bounds.tolist() == [0, 5, 25, 36]
     logits = np.concatenate([each.logits for each in alone])
     np.testing.assert_allclose(together.logits, logits, atol=2e-3)
+    early = np.concatenate([each.early for each in alone if each.early is not None])
+    np.testing.assert_allclose(together.early, early, atol=2e-3)
     assert np.array_equal(together.tokens, np.concatenate(texts))
     _check_choices(together)
+
+
+def test_early_is_the_next_router_on_the_input_of_the_layer_before(listener: Listener) -> None:
+    heard: list[torch.Tensor] = []
+    gates = [layer.mlp.gate for layer in listener.model.model.layers]
+    handles = [gate.register_forward_hook(lambda _, inputs, __: heard.append(inputs[0])) for gate in gates]
+    trace = listener.listen(documents(9))
+    for handle in handles:
+        handle.remove()
+    assert trace.early is not None
+    assert not trace.early[:, 0].any()
+    for layer in range(1, len(gates)):
+        said = heard[layer - 1].reshape(9, -1) @ gates[layer].weight.T
+        np.testing.assert_allclose(trace.early[:, layer], said.detach().numpy(), atol=2e-3)
+        assert np.abs(trace.early[:, layer] - trace.logits[:, layer]).max() > 0.01
 
 
 def test_sampled_text_goes_on_from_its_beginning_and_repeats_with_its_seed(listener: Listener) -> None:
