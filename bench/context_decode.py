@@ -72,11 +72,12 @@ def rows_of(ms: Mapping[int, list[float]], syncs: SyncCounts | None, run: str, l
         rows.append(
             Row(id=f"graph.step{layers}_ms", value=medians[present], unit="ms", target=target, note=note)
         )
-    if syncs is not None and syncs.num_replays:
-        note = (
-            f"in {syncs.num_replays} replays, sync debug mode 'error'; {syncs.elsewhere} between them; {run}"
+    if syncs is not None and syncs.num_steps:
+        note = f"while {syncs.num_steps} steps are submitted, sampling included; {syncs.elsewhere} elsewhere"
+        value = syncs.in_submissions
+        rows.append(
+            Row(id="graph.host_syncs", value=value, unit="syncs", target="==0", note=f"{note}; {run}")
         )
-        rows.append(Row(id="graph.host_syncs", value=syncs.in_replays, unit="syncs", target="==0", note=note))
     return rows
 
 

@@ -14,9 +14,7 @@ MS = {512: [3.0, 3.2, 3.1], 8192: [3.6, 3.7, 3.8]}
 
 
 def test_rows_and_targets() -> None:
-    rows = context_decode.rows_of(
-        MS, SyncCounts(num_replays=64, elsewhere=130), "48 layers of 64 experts", 48
-    )
+    rows = context_decode.rows_of(MS, SyncCounts(num_steps=64, elsewhere=130), "48 layers of 64 experts", 48)
     values = {row.id: (row.value, row.target, row.is_met) for row in rows}
     assert values == {
         "graph.ctx8192_over_512": (pytest.approx(3.7 / 3.1), "<=1.25", True),
@@ -24,7 +22,7 @@ def test_rows_and_targets() -> None:
         "graph.host_syncs": (0, "==0", True),
     }
     assert all("48 layers of 64 experts" in row.note for row in rows)
-    assert "130 between them" in rows[-1].note
+    assert "130 elsewhere" in rows[-1].note
 
 
 def test_what_was_not_measured_has_no_row() -> None:

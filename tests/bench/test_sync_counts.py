@@ -1,4 +1,4 @@
-"""Synchronisations are told apart: in a replay, and between replays (a stand-in plays torch's CUDA)."""
+"""Synchronisations are told apart: in a submitted round, and elsewhere (a stand-in plays torch's CUDA)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.sync_counts import syncs_counted
+from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan, Submitted
 
 
 class StandInCuda:
@@ -15,15 +16,12 @@ class StandInCuda:
 
     def __init__(self) -> None:
         self.mode = "default"
-        self.num_launched = 0
 
     def set_mode(self, mode: str) -> None:
         warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
         self.mode = mode
 
     def synchronize(self) -> None:
-        if self.mode == "error":
-            raise RuntimeError("called a synchronizing CUDA operation")
         if self.mode == "warn":
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=2)
 
@@ -31,46 +29,47 @@ class StandInCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> StandInCuda:
     stand_in = StandInCuda()
-
-    class Graph:
-        def __init__(self, *, asks: bool) -> None:
-            self.asks = asks
-
-        def replay(self) -> None:
-            if self.asks:
-                stand_in.synchronize()
-            stand_in.num_launched += 1
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", stand_in.set_mode)
     return stand_in
 
 
-def test_replays_and_what_lies_between_them(cuda: StandInCuda) -> None:
-    quiet, asking = torch.cuda.CUDAGraph(asks=False), torch.cuda.CUDAGraph(asks=True)  # type: ignore[call-arg]
-    with syncs_counted() as counts:
-        for graph in (quiet, quiet, asking):
-            graph.replay()
+def submitting(monkeypatch: pytest.MonkeyPatch, cuda: StandInCuda, *, num_syncs: int) -> None:
+    """Rounds are submitted by sequences that wait for the device `num_syncs` times."""
+
+    def submit(_sequences: object, _plan: StepPlan) -> Submitted:
+        for _ in range(num_syncs):
             cuda.synchronize()
-        cuda.synchronize()
-    assert (counts.num_replays, counts.in_replays, counts.elsewhere) == (3, 1, 4)
-    assert cuda.num_launched == 3, "a replay that was refused was not made good"
+        return Submitted(torch.zeros(1, 1, dtype=torch.long))
+
+    monkeypatch.setattr(GraphSequences, "submit", submit)
+
+
+def submit(num_steps: int) -> None:
+    sequences = object.__new__(GraphSequences)
+    sequences.submit(StepPlan(active=[[True]] * num_steps, uniforms=None))
+
+
+def test_rounds_and_what_lies_between_them(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitting(monkeypatch, cuda, num_syncs=0)
+    with syncs_counted() as counts:
+        for num_steps in (4, 2):
+            submit(num_steps)
+            cuda.synchronize()
+    assert (counts.num_steps, counts.in_submissions, counts.elsewhere) == (6, 0, 2)
     assert cuda.mode == "default"
 
 
-def test_mode_and_replay_are_put_back_after_an_error(cuda: StandInCuda) -> None:
-    replay = torch.cuda.CUDAGraph.replay
+def test_a_round_that_waits_is_found_out(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitting(monkeypatch, cuda, num_syncs=3)
+    with syncs_counted() as counts:
+        submit(2)
+        cuda.synchronize()
+    assert (counts.num_steps, counts.in_submissions, counts.elsewhere) == (2, 3, 1)
+
+
+def test_everything_is_put_back_after_an_error(cuda: StandInCuda) -> None:
+    before = GraphSequences.submit
     with pytest.raises(ZeroDivisionError), syncs_counted():
         raise ZeroDivisionError
     assert cuda.mode == "default"
-    assert torch.cuda.CUDAGraph.replay is replay
-
-
-def test_other_errors_of_a_replay_are_not_counted(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_graph: object) -> None:
-        raise RuntimeError("illegal memory access")
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", broken)
-    with pytest.raises(RuntimeError, match="illegal memory access"), syncs_counted():
-        torch.cuda.CUDAGraph(asks=False).replay()  # type: ignore[call-arg]
-    assert cuda.mode == "default"
+    assert GraphSequences.submit is before
