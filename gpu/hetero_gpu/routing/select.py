@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.routing.caches import COUNTERS, DeviceCaches
-from hetero_gpu.routing.rank import any_of, best_by_router, first, least, step_priority
+from hetero_gpu.routing.rank import any_of, best_by_router, first, least, order_of, step_priority
 from hetero_scheduler.routing.scan import FAST_DECAY, FAST_GAIN, SLOW_DECAY, SLOW_GAIN
 
 _FAST_GAIN, _FAST_DECAY = tl.constexpr(float(FAST_GAIN)), tl.constexpr(float(FAST_DECAY))
@@ -31,7 +31,7 @@ def select(
     their own choice and stay as they are. Asynchronous, capturable.
     """
     num_layers, num_experts, top_k = caches.shape
-    rules, state, experts = caches.rules, caches.state, own.clone()
+    rules, state, experts = caches.rules, caches.state, torch.empty_like(own)
     _select_kernel[(len(scores),)](
         scores,
         own,
@@ -103,38 +103,50 @@ def _select_kernel(  # type: ignore[no-untyped-def]
     IS_LRU: tl.constexpr,  # noqa: N803
     EXECUTES_GUESS: tl.constexpr,  # noqa: N803
 ):
+    # ---- read, whether the row is active or not: what follows upon a branch would wait for it
     row = tl.program_id(0)
-    if tl.load(active + row) == 0:
-        return
-    # ---- read
+    is_active = tl.load(active + row) != 0
     experts, places = tl.arange(0, EXPERT_BLOCK), tl.arange(0, CHOICE_BLOCK)
     is_expert, is_place = experts < NUM_EXPERTS, places < TOP_K
+    own_of_row, out_of_row = own + row * TOP_K, experts_out + row * TOP_K
     row_layer = row * NUM_LAYERS + layer
     at = row_layer * NUM_EXPERTS + experts
     z = tl.load(scores + row * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf"))
-    own_expert = tl.load(own + row * TOP_K + places, mask=is_place, other=-1).to(tl.int32)
-    is_own_at = experts[:, None] == own_expert[None, :]  # [EXPERT_BLOCK, CHOICE_BLOCK]
-    is_own = tl.max(is_own_at.to(tl.int32), axis=1) > 0
-    place = tl.min(tl.where(is_own_at, places[None, :], TOP_K), axis=1)
-    fast_now = tl.load(fast + at, mask=is_expert, other=0.0)
-    slow_now = tl.load(slow + at, mask=is_expert, other=0.0)
-    used = tl.load(last_use + at, mask=is_expert, other=0)
-    share_row = tl.load(prior_row + tl.load(tokens + row))
-    share_at = (share_row.to(tl.int64) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
-    share = tl.load(prior + share_at, mask=is_expert, other=0)
-    step = step_priority(fast_now, slow_now, used, share, IS_LRU)  # as `steer` fixed it: nothing has changed
+    own_experts = tl.load(own_of_row + places, mask=is_place, other=-1)
     resident = tl.load(is_resident + at, mask=is_expert, other=0) != 0
     guarded = tl.load(is_guarded + at, mask=is_expert, other=0) != 0
     inserted = tl.load(is_inserted + at, mask=is_expert, other=0) != 0
-    guessed = tl.load(guess + row_layer * TOP_K + places, mask=is_place, other=-1).to(tl.int32)
+    # the step's priorities as `steer` fixed them: nothing has changed
+    if IS_LRU:
+        used = tl.load(last_use + at, mask=is_expert, other=0)
+        step = used.to(tl.float32)
+    else:
+        fast_now = tl.load(fast + at, mask=is_expert, other=0.0)
+        slow_now = tl.load(slow + at, mask=is_expert, other=0.0)
+        share_row = tl.load(prior_row + tl.load(tokens + row))
+        share_at = (share_row.to(tl.int64) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
+        step = step_priority(fast_now, slow_now, tl.load(prior + share_at, mask=is_expert, other=0))
+    is_guess, is_guessed = experts < 0, False
+    if EXECUTES_GUESS:
+        for k in tl.static_range(TOP_K):
+            is_guess = is_guess | (experts == tl.load(guess + row_layer * TOP_K + k))
+        is_guessed = tl.load(guess + row_layer * TOP_K + TOP_K - 1) >= 0
     steps = tl.load(clock + row_layer) + 1
     range_before = tl.load(range_sum + row_layer)
     counted = counters + row_layer * _COUNTERS
     was_inserted, was_demanded = tl.load(counted), tl.load(counted + 1)
     was_foreign = tl.load(counted + 2)
     tl.debug_barrier()
+    if is_active == 0:
+        tl.store(out_of_row + places, own_experts, mask=is_place)
+        return
 
     # ---- choose
+    is_own, place = experts < 0, tl.full((EXPERT_BLOCK,), TOP_K, tl.int32)
+    for k in tl.static_range(TOP_K):
+        is_this = experts == tl.load(own_of_row + k).to(tl.int32)
+        is_own, place = is_own | is_this, tl.where(is_this, k, place)
+    order = order_of(z)
     is_barred = ((z == float("-inf")) & (is_own == 0)) | (is_expert == 0)
     if IS_RUNNING:
         most = tl.max(z, axis=0).to(tl.float64)
@@ -146,43 +158,43 @@ def _select_kernel(  # type: ignore[no-untyped-def]
         bonus = tl.load(bonus_of + layer)
     is_favoured, is_done = resident, is_barred
     for _ in range(PROTECTED):
-        is_this = experts == best_by_router(z, z, place, is_done, experts, EXPERT_BLOCK)
+        is_this = experts == best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
         is_favoured, is_done = is_favoured | is_this, is_done | is_this
-    biased = tl.where(is_favoured, z + bonus, z)
+    biased = order_of(tl.where(is_favoured, z + bonus, z))
     is_chosen, is_done = experts < 0, is_barred
     for _ in range(TOP_K):
-        is_this = experts == best_by_router(biased, z, place, is_done, experts, EXPERT_BLOCK)
+        is_this = experts == best_by_router(biased, order, place, is_done, experts, EXPERT_BLOCK)
         is_chosen, is_done = is_chosen | is_this, is_done | is_this
     if EXECUTES_GUESS:
-        if tl.min(tl.where(is_place, guessed, 0), axis=0) >= 0:
-            is_chosen = tl.max((experts[:, None] == guessed[None, :]).to(tl.int32), axis=1) > 0
-        else:
-            is_chosen = is_own
-    tl.store(guess + row_layer * TOP_K + places, -1, mask=is_place)
+        is_chosen = tl.where(is_guessed, is_guess, is_own)
 
     # ---- say: the router's own first, in their order, then the others from the best on
-    kept = tl.max((is_own_at & is_chosen[:, None]).to(tl.int32), axis=0)
-    tl.store(experts_out + row * TOP_K + tl.cumsum(kept, axis=0) - 1, own_expert, mask=kept > 0)
-    num_kept = tl.sum(kept, axis=0)
-    is_done = (is_chosen == 0) | is_own
-    for k in range(TOP_K):
-        if k >= num_kept:
-            expert = best_by_router(z, z, place, is_done, experts, EXPERT_BLOCK)
-            is_done = is_done | (experts == expert)
-            tl.store(experts_out + row * TOP_K + k, expert)
+    num_kept = 0
+    for k in tl.static_range(TOP_K):
+        expert = tl.load(own_of_row + k).to(tl.int32)
+        if any_of(is_chosen & (experts == expert)):
+            tl.store(out_of_row + num_kept, expert)
+            num_kept += 1
+    is_done, num_said = (is_chosen == 0) | is_own, num_kept
+    while num_said < TOP_K:
+        expert = best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
+        is_done = is_done | (experts == expert)
+        tl.store(out_of_row + num_said, expert)
+        num_said += 1
 
     # ---- demand
     is_pending = is_chosen & (resident == 0)
     num_demanded = tl.sum(is_pending.to(tl.int32), axis=0)
-    for _ in range(TOP_K):
-        if any_of(is_pending):
-            is_this = experts == first(is_pending, experts, EXPERT_BLOCK)
-            is_pending = is_pending & (is_this == 0)
-            is_spare = resident & (is_chosen == 0)
-            victim = least(step, is_spare & (guarded == 0), experts, EXPERT_BLOCK)
-            if victim == EXPERT_BLOCK:
-                victim = least(step, is_spare, experts, EXPERT_BLOCK)
-            resident = (resident & (experts != victim)) | is_this
+    by_priority, num_left = order_of(step), num_demanded
+    while num_left > 0:
+        is_this = experts == first(is_pending, experts, EXPERT_BLOCK)
+        is_pending = is_pending & (is_this == 0)
+        is_spare = resident & (is_chosen == 0)
+        victim = least(by_priority, is_spare & (guarded == 0), experts, EXPERT_BLOCK)
+        if victim == EXPERT_BLOCK:
+            victim = least(by_priority, is_spare, experts, EXPERT_BLOCK)
+        resident = (resident & (experts != victim)) | is_this
+        num_left -= 1
 
     # ---- remember
     if IS_LRU:
@@ -196,6 +208,7 @@ def _select_kernel(  # type: ignore[no-untyped-def]
     tl.store(is_resident + at, resident.to(tl.int8), mask=is_expert)
     tl.store(is_guarded + at, 0, mask=is_expert)
     tl.store(is_inserted + at, 0, mask=is_expert)
+    tl.store(guess + row_layer * TOP_K + places, -1, mask=is_place)
     tl.store(is_begun + row_layer, 0)
     tl.store(clock + row_layer, steps)
     tl.store(counted, was_inserted + tl.sum(inserted.to(tl.int32), axis=0))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.routing.caches import DeviceCaches
-from hetero_gpu.routing.rank import any_of, best_left, least, step_priority
+from hetero_gpu.routing.rank import any_of, best_left, least, order_of, step_priority
 
 
 def steer(
@@ -21,7 +21,7 @@ def steer(
     """
     num_layers, num_experts, top_k = caches.shape
     state, rows = caches.state, len(guess)
-    inserted = torch.full((rows, caches.rules.insertions), -1, dtype=torch.int32, device=caches.device)
+    inserted = torch.empty((rows, caches.rules.insertions), dtype=torch.int32, device=caches.device)
     _steer_kernel[(rows,)](
         guess,
         tokens,
@@ -46,6 +46,7 @@ def steer(
         NUM_VISITED=max(caches.rules.window, top_k),
         WINDOW=caches.rules.window,
         INSERTIONS=caches.rules.insertions,
+        INSERTION_BLOCK=triton.next_power_of_2(max(1, caches.rules.insertions)),
         IS_LRU=caches.rules.is_lru,
         num_warps=1,
     )
@@ -77,48 +78,55 @@ def _steer_kernel(  # type: ignore[no-untyped-def]
     NUM_VISITED: tl.constexpr,  # noqa: N803
     WINDOW: tl.constexpr,  # noqa: N803
     INSERTIONS: tl.constexpr,  # noqa: N803
+    INSERTION_BLOCK: tl.constexpr,  # noqa: N803
     IS_LRU: tl.constexpr,  # noqa: N803
 ):
+    # ---- read, whether the row is active or not: what follows upon a branch would wait for it
     row = tl.program_id(0)
-    if tl.load(active + row) == 0:
-        return
+    is_active = tl.load(active + row) != 0
     experts = tl.arange(0, EXPERT_BLOCK)
     is_expert = experts < NUM_EXPERTS
     row_layer = row * NUM_LAYERS + layer
     at = row_layer * NUM_EXPERTS + experts
     scores = tl.load(guess + row * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf"))
-    share_row = tl.load(prior_row + tl.load(tokens + row))
-    share_at = (share_row.to(tl.int64) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
-    step = step_priority(
-        tl.load(fast + at, mask=is_expert, other=0.0),
-        tl.load(slow + at, mask=is_expert, other=0.0),
-        tl.load(last_use + at, mask=is_expert, other=0),
-        tl.load(prior + share_at, mask=is_expert, other=0),
-        IS_LRU,
-    )
     resident = tl.load(is_resident + at, mask=is_expert, other=0) != 0
+    if IS_LRU:
+        step = tl.load(last_use + at, mask=is_expert, other=0).to(tl.float32)
+    else:
+        fast_now = tl.load(fast + at, mask=is_expert, other=0.0)
+        slow_now = tl.load(slow + at, mask=is_expert, other=0.0)
+        share_row = tl.load(prior_row + tl.load(tokens + row))
+        share_at = (share_row.to(tl.int64) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
+        step = step_priority(fast_now, slow_now, tl.load(prior + share_at, mask=is_expert, other=0))
+    places = tl.arange(0, INSERTION_BLOCK)
+    inserted_at = tl.full((INSERTION_BLOCK,), -1, tl.int32)
     tl.debug_barrier()
-    guarded, inserted = experts < 0, experts < 0
-    is_visited = scores == float("-inf")
-    num_new = 0
-    for rank in range(NUM_VISITED):
-        expert = best_left(scores, is_visited, experts, EXPERT_BLOCK)
-        is_this = experts == expert
-        is_visited = is_visited | is_this
-        if rank < TOP_K:
-            tl.store(guess_out + row_layer * TOP_K + rank, tl.where(expert < EXPERT_BLOCK, expert, -1))
-        if rank < WINDOW:
-            is_new = any_of(is_this & (resident == 0))
-            guarded = guarded | (is_this & resident)
-            victim = least(step, resident & (guarded == 0), experts, EXPERT_BLOCK)
-            if is_new & (num_new < INSERTIONS) & (victim < EXPERT_BLOCK):
-                resident = (resident & (experts != victim)) | is_this
-                guarded = guarded | is_this
-                inserted = inserted | is_this
-                tl.store(inserted_out + row * INSERTIONS + num_new, expert)
-                num_new += 1
-    tl.store(priority + at, step, mask=is_expert)
-    tl.store(is_resident + at, resident.to(tl.int8), mask=is_expert)
-    tl.store(is_guarded + at, guarded.to(tl.int8), mask=is_expert)
-    tl.store(is_inserted + at, inserted.to(tl.int8), mask=is_expert)
-    tl.store(is_begun + row_layer, 1)
+
+    # ---- visit
+    if is_active:
+        order, visit_order = order_of(step), order_of(scores)
+        guarded, inserted = experts < 0, experts < 0
+        is_visited = scores == float("-inf")
+        num_new = 0
+        for rank in range(NUM_VISITED):
+            expert = best_left(visit_order, is_visited, experts, EXPERT_BLOCK)
+            is_this = experts == expert
+            is_visited = is_visited | is_this
+            if rank < TOP_K:
+                tl.store(guess_out + row_layer * TOP_K + rank, tl.where(expert < EXPERT_BLOCK, expert, -1))
+            if rank < WINDOW:
+                guarded = guarded | (is_this & resident)
+                if any_of(is_this & (resident == 0)) & (num_new < INSERTIONS):
+                    victim = least(order, resident & (guarded == 0), experts, EXPERT_BLOCK)
+                    if victim < EXPERT_BLOCK:
+                        resident = (resident & (experts != victim)) | is_this
+                        guarded = guarded | is_this
+                        inserted = inserted | is_this
+                        inserted_at = tl.where(places == num_new, expert, inserted_at)
+                        num_new += 1
+        tl.store(priority + at, step, mask=is_expert)
+        tl.store(is_resident + at, resident.to(tl.int8), mask=is_expert)
+        tl.store(is_guarded + at, guarded.to(tl.int8), mask=is_expert)
+        tl.store(is_inserted + at, inserted.to(tl.int8), mask=is_expert)
+        tl.store(is_begun + row_layer, 1)
+    tl.store(inserted_out + row * INSERTIONS + places, inserted_at, mask=places < INSERTIONS)
