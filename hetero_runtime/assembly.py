@@ -54,6 +54,8 @@ from hetero_runtime.speculation import Speculation, checked_sequences, make_spec
 from hetero_runtime.tiers.elastic import make_governor
 from hetero_runtime.tiers.file_store import open_file_store
 from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
+from hetero_runtime.vision import CompressedSequences, CompressionStats, Compressor
+from hetero_runtime.vision.build import make_compressor
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
@@ -117,11 +119,16 @@ class Parts:
     foresight: Foresight | None
     speculation: Speculation | None
     routing: Routing | None
+    compressor: Compressor | None
 
     @property
     def steered(self) -> CountsRouting | None:
         """Who decides what routers select, where it is not they."""
         return self.routing if self.speculation is None else self.speculation.blocks
+
+    def compression_stats(self) -> CompressionStats:
+        """Of prompts with images; zeros where all their tokens are kept."""
+        return CompressionStats() if self.compressor is None else self.compressor.stats()
 
     def close(self) -> None:
         """Wait for copies, then free experts, slabs and weights, whoever still holds a part."""
@@ -146,6 +153,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     predictors = make_predictors(config, skeleton.model)
     speculation = make_speculation(config, tokenizer, skeleton.model, skeleton.architecture)
     routing = make_routing(config, skeleton.model, skeleton.architecture)
+    compressor = make_compressor(config, skeleton.model)
     split = split_checkpoint(skeleton.model, checkpoint, skeleton.quantizer)
     routed = Routed(list(skeleton.experts.values()), skeleton.dtype)
     check_in_place(config, routed, split.experts)
@@ -178,6 +186,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
             foresight=driven.foresight,
             routing=routing,
             speculation=speculation,
+            compressor=compressor,
         )
         undo.pop_all()
     return Parts(
@@ -196,6 +205,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
         foresight=driven.foresight,
         speculation=speculation,
         routing=routing,
+        compressor=compressor,
     )
 
 
@@ -206,9 +216,11 @@ def _choose_mode(
     foresight: Foresight | None,
     routing: Routing | None,
     speculation: Speculation | None,
+    compressor: Compressor | None,
 ) -> tuple[Orchestrator, Sequences]:
     """Hook the eager orchestrator into the model; then, for `execution.mode: graph`, try to capture."""
-    attach(parts.experts, parts.orchestrator.run_layer)
+    run_layer = parts.orchestrator.run_layer
+    attach(parts.experts, run_layer if compressor is None else compressor.listening(run_layer))
     if config.execution.mode == "graph":
         from hetero_runtime.graph import NotCapturableError, capture
 
@@ -226,6 +238,8 @@ def _choose_mode(
     if speculation is not None:
         return parts.orchestrator, checked_sequences(parts.model, speculation.blocks)
     sequences: Sequences = EagerSequences(parts.model)
+    if compressor is not None:
+        sequences = CompressedSequences(sequences, compressor)
     if routing is not None:
         let_choose(parts.model, routing.choose, looks_ahead=routing.policy.looks_ahead)
         sequences = RoutedSequences(sequences, routing)

@@ -192,6 +192,7 @@ class Engine:
             slab_bytes=parts.slabs.num_bytes,
             disk=parts.supply.read_stats(),
             device=parts.device,
+            compression=parts.compression_stats(),
         )
 
     def weight_errors(self) -> list[float] | None:

@@ -18,6 +18,7 @@ from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.profiling import mark_stall, span
 from hetero_runtime.routing import CountsRouting, RoutingStats
 from hetero_runtime.tiers.reading import ReadStats
+from hetero_runtime.vision.stats import CompressionStats
 from hetero_scheduler import SlotCounts
 
 
@@ -77,6 +78,7 @@ class EngineStats:
     peak_device_bytes: int
     disk: ReadStats
     drafts: DraftStats = DraftStats()
+    compression: CompressionStats = field(default_factory=CompressionStats)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and names, for `--json`."""
@@ -91,6 +93,7 @@ class EngineStats:
             }
             result[phase]["routing"] |= stats.routing.per_token(stats.tokens)
         result["drafts"]["tokens_per_pass"] = self.drafts.tokens_per_pass
+        result["compression"] = self.compression.to_json()
         return result
 
 
@@ -155,7 +158,13 @@ class StatsRecorder:
             self._phases[Phase.DECODE] = replace(decode, tokens=decode.tokens + accepted)
 
     def snapshot(
-        self, *, bank_bytes: int, slab_bytes: int, disk: ReadStats, device: torch.device
+        self,
+        *,
+        bank_bytes: int,
+        slab_bytes: int,
+        disk: ReadStats,
+        device: torch.device,
+        compression: CompressionStats,
     ) -> EngineStats:
         """Everything so far."""
         with self._guard:
@@ -174,6 +183,7 @@ class StatsRecorder:
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
                 drafts=self._drafts,
+                compression=compression,
             )
 
     def _routing_stats(self) -> RoutingStats:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hetero_runtime.generation import Timings
     from hetero_runtime.stats import DraftStats, EngineStats, PhaseStats
     from hetero_runtime.tiers.reading import ReadStats
+    from hetero_runtime.vision.stats import CompressionStats
 
 
 def summary_table(
@@ -35,6 +36,9 @@ def summary_table(
     if any(phase.cache.prefetches for phase in phases):
         table.add_row("hits: resident + prefetched", *(_split(phase) for phase in phases))
         table.add_row("prefetches: late, wasted", *(_amiss(phase) for phase in phases))
+    if stats.compression.prompts:
+        table.add_row("image tokens kept", _kept(stats.compression), "")
+        table.add_row("experts a layer of the prefix, for those kept", _fewer(stats.compression), "")
     if stats.drafts.passes:
         table.add_row("drafts: accepted of drafted", "", _accepted(stats.drafts))
         table.add_row("tokens a pass", "", f"{stats.drafts.tokens_per_pass:.2f}")
@@ -71,6 +75,20 @@ def _read(disk: ReadStats) -> str:
     rate = disk.num_bytes / max(disk.busy_s, 1e-9) / 1e9
     text = f"{disk.reads:,}, {disk.num_bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
     return f"{text}, {disk.retries:,} tried again" if disk.retries else text
+
+
+def _kept(compression: CompressionStats) -> str:
+    """`128 of 256 (3.1 ms)`"""
+    kept, total = compression.kept_tokens, compression.visual_tokens
+    return f"{kept:,} of {total:,} ({compression.compress_ms:.1f} ms)"
+
+
+def _fewer(compression: CompressionStats) -> str:
+    """`61.0 of 74.5`: means over the layers of the prefix, where the whole prompt is known."""
+    num_layers = len(compression.experts_before)
+    scale = num_layers * compression.prompts
+    after = sum(compression.experts_after[:num_layers]) / scale
+    return f"{after:.1f} of {sum(compression.experts_before) / scale:.1f}"
 
 
 def _accepted(drafts: DraftStats) -> str:

@@ -17,9 +17,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
     "cpu.backend": ("native", "torch"),
-    "vision.keep_ratio": (1.0,),
-    "vision.salient_ratio": (0.25,),
-    "vision.affinity": (2.0,),
     "speculation.drafter": ("none", "prompt_lookup", "autoregressive"),
 }
 """Fields whose values do not all work yet, with those that do. Other fields work as documented."""

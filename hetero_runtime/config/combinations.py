@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetero_runtime.config.routing import check_routing
 from hetero_runtime.config.tree import Config, ResolvedConfig, SpeculationConfig
+from hetero_runtime.config.vision import check_vision
 from hetero_runtime.errors import ConfigError
 
 FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
@@ -12,6 +13,8 @@ FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
 
 _FORESIGHT_IN_GRAPH = ("mamba2", "jsd", "belady")
 """The predictor, schedule and eviction policy that a captured step knows."""
+_READ_WHOLE_TOKENS = ("mamba2", "frequency")
+"""Predictors that read a prompt when all its tokens have been through all layers."""
 
 
 def schedules_forecasts(schedule: str) -> bool:
@@ -39,6 +42,14 @@ def check_combinations(config: Config, source: str) -> None:
             "bounded (or none), or take preset: psr"
         )
     _check_misses(config, source)
+    check_vision(config, source)
+    predictor = config.prediction.predictor
+    if config.vision.keep_ratio < 1 and acts_on_forecasts(config) and predictor in _READ_WHOLE_TOKENS:
+        raise ConfigError(
+            f"{source}: vision.keep_ratio: {config.vision.keep_ratio} ends tokens behind the pinned prefix, "
+            f"and {_listener(config)} acts on forecasts of prediction.predictor: {predictor}, which "
+            "reads every layer of each token; write preset: lru, or vision.keep_ratio: 1"
+        )
 
 
 def require_no_drafter(speculation: SpeculationConfig, what: str) -> None:

@@ -20,6 +20,7 @@ from hetero_runtime.config.tree import (
     ResolvedMemory,
     ResolvedModel,
 )
+from hetero_runtime.config.vision import check_prefix
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.budget import make_budgets
 from hetero_runtime.plan.demand import Demand, drafted_tokens, prefetches_in_graph
@@ -53,6 +54,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         backend=cpu.backend,
         workers=cpu.workers,
     )
+    check_prefix(config.vision, demand.pinned_prefix, geometry)
     memory = _memory(config.memory, hardware, geometry, demand=demand)
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,

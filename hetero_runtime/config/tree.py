@@ -33,6 +33,7 @@ Horizon = Literal["step", "token", "layer"]
 Isa = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 MissHandler = Literal["load", "cpu", "hybrid"]
 CpuBackend = Literal["native", "torch", "ktransformers"]
+Selection = Literal["affinity", "saliency", "random", "mix"]
 
 
 @dataclass(frozen=True)
@@ -196,11 +197,18 @@ class CpuConfig:
 @dataclass(frozen=True)
 class VisionConfig:
     keep_ratio: Fraction = 1.0
-    """Share of image tokens kept after the pinned prefix (VisMMOE's beta). 1: no compression."""
+    """Share of each image's tokens that go on behind the pinned prefix (VisMMOE's beta), which must not be
+    empty then. 1: all of them, no compression. Answers are those of a model that sees less."""
+    method: Selection = "affinity"
+    """Who chooses the tokens. affinity: the salient ones, then those that need few experts besides theirs
+    (VisMMOE's Algorithm 1). saliency: what the vision encoder attends to, alone. random: chance. mix: the
+    salient ones, then chance."""
     salient_ratio: Fraction = 0.25
-    """Share of image tokens kept for their saliency alone (VisMMOE's alpha)."""
+    """Share of each image's tokens kept for their saliency alone (VisMMOE's alpha; affinity, mix)."""
     affinity: Annotated[float, Ge(0), "a number of 0 or more"] = 2.0
-    """Weight of expert affinity against saliency (VisMMOE's lambda)."""
+    """Weight of expert affinity against saliency (VisMMOE's lambda; affinity)."""
+    seed: Count = 0
+    """Of chance (random, mix): the same seed keeps the same tokens of the same prompt."""
 
 
 @dataclass(frozen=True)

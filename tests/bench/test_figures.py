@@ -78,7 +78,9 @@ def test_start_is_what_assembling_an_engine_spends_on_capturing(monkeypatch: pyt
     )
     parts: Any = SimpleNamespace(experts=[], orchestrator=SimpleNamespace(run_layer=None))
     with decode_case._captures_timed() as seconds:
-        chosen = assembly._choose_mode(config, parts, foresight=None, routing=None, speculation=None)
+        chosen = assembly._choose_mode(
+            config, parts, foresight=None, routing=None, speculation=None, compressor=None
+        )
         assert chosen is captured
     assert 0.02 <= sum(seconds) < 5
     assert graph.capture is capture

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from hetero_runtime.cli import app
@@ -69,6 +71,21 @@ def test_run_with_drafts_says_what_they_brought() -> None:
     assert decode["tokens"] == drafts["passes"] + drafts["accepted"] == 47
     assert drafts["tokens_per_pass"] == pytest.approx(47 / drafts["passes"])
     assert 0 < drafts["accepted"] <= drafts["drafted"]
+
+
+def test_run_with_an_image_says_how_much_of_it_was_kept(tmp_path: Path) -> None:
+    folder, picture = build_checkpoint("Qwen3VLMoe", tmp_path / "model"), tmp_path / "picture.png"
+    noise = np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(picture)
+    words = ("run", str(folder), *CPU, "--image", str(picture), "--max-tokens", "4", "--json")
+    result = run(*words, "--set", "vision.keep_ratio=0.5", "--set", "memory.pinned_prefix=1")
+    compression = last_json(result)["stats"]["compression"]
+    assert (compression["visual_tokens"], compression["kept_tokens"]) == (16, 8)
+    assert len(compression["experts_before"]) == 1
+    assert len(compression["experts_after"]) == 3
+    assert compression["compress_ms"] > 0
+    assert "image tokens kept" in result.stderr
+    assert "8 of 16" in result.stderr
 
 
 def test_run_as_chat_answers() -> None:

@@ -108,7 +108,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
         ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
         ("execution.compile", "true", "false"),
         ("cpu.backend", "ktransformers", "native, torch"),
-        ("vision.keep_ratio", "0.5", "1.0"),
         ("speculation.drafter", "block", "none"),
     ],
 )
@@ -246,6 +245,43 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (
             ["misses.handler=cpu", "memory.slabs=0", "preset=seqmoe"],
             ["prefetch.schedule: jsd acts on forecasts of what slabs should hold", "preset: lru"],
+        ),
+        (["vision.seed=1"], ["vision.seed: 1 says which visual tokens are kept", "keep_ratio: 1 keeps all"]),
+        (
+            ["vision.method=random", "vision.keep_ratio=1.0"],
+            ["vision.method: random says which visual tokens are kept", "or leave it out"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "vision.method=saliency", "vision.affinity=1.0"],
+            ["vision.affinity: 1.0 is for vision.method: affinity, and it is saliency"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "vision.method=random", "vision.salient_ratio=0.1"],
+            ["vision.salient_ratio: 0.1 is for vision.method: affinity, mix, and it is random"],
+        ),
+        (
+            ["vision.keep_ratio=0.2"],
+            ["vision.salient_ratio: 0.25 is more than vision.keep_ratio: 0.2", "write 0.1 or less"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "memory.pinned_prefix=0"],
+            ["acts behind the pinned prefix", "write memory.pinned_prefix: 1 or more"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "execution.mode=graph"],
+            ["vision.keep_ratio: 0.5 with execution.mode: graph", "one length a row", "mode: eager"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "speculation.drafter=prompt_lookup"],
+            ["keep_ratio: 0.5 with speculation.drafter: prompt_lookup is not in this version"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "preset=psr"],
+            ["vision.keep_ratio: 0.5 with routing.policy: psr is not in this version", "policy: exact"],
+        ),
+        (
+            ["vision.keep_ratio=0.5", "preset=seqmoe"],
+            ["forecasts of prediction.predictor: mamba2", "write preset: lru, or vision.keep_ratio: 1"],
         ),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",

@@ -132,10 +132,8 @@ def about(text: str, *images: Image.Image) -> Messages:
     return interleaved(text, *images)
 
 
-def expected_answer(
-    folder: Path, messages: Messages, device: str, *, dtype: torch.dtype = torch.float32
-) -> Answer:
-    """transformers' answer to the same chat, its image place-holders expanded by hand."""
+def chat_inputs(folder: Path, messages: Messages) -> dict[str, torch.Tensor]:
+    """What transformers takes for a chat, its image place-holders expanded by hand."""
     images = [part["image"] for part in messages[0]["content"] if part["type"] == "image"]
     template_ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
@@ -152,8 +150,15 @@ def expected_answer(
     input_ids = torch.tensor([ids])
     if images:
         inputs["mm_token_type_ids"] = (input_ids == tiny_tokenizer.IMAGE).int()
+    return {"input_ids": input_ids, **inputs}
+
+
+def expected_answer(
+    folder: Path, messages: Messages, device: str, *, dtype: torch.dtype = torch.float32
+) -> Answer:
+    """transformers' answer to the same chat."""
     model = aligned(reference_model(folder, dtype=dtype)).to(device)
-    return transformers_answer(model, {"input_ids": input_ids, **inputs}, num_tokens=NUM_TOKENS)
+    return transformers_answer(model, chat_inputs(folder, messages), num_tokens=NUM_TOKENS)
 
 
 @pytest.mark.parametrize(

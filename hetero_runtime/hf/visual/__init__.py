@@ -1,0 +1,26 @@
+"""Images inside a vision-language model: which prompt tokens they are, and what an encoder attends to.
+
+base             the contract, for one kind of model each
+qwen3_vl_moe     Qwen3-VL, whose encoder also adds features between decoder layers
+attention        what the tokens of an encoder receive from its last attention
+
+Another model plugs in with a module here and its line in `visual_part`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetero_runtime.hf.visual.attention import listen_to_attention, received_attention
+from hetero_runtime.hf.visual.base import Images, VisualPart
+
+__all__ = ["Images", "VisualPart", "listen_to_attention", "received_attention", "visual_part"]
+
+
+def visual_part(model: Any) -> VisualPart | None:
+    """How `model` sees; None for a model that reads text alone. It may still be without weights."""
+    if type(model).__name__ == "Qwen3VLMoeForConditionalGeneration":
+        from hetero_runtime.hf.visual.qwen3_vl_moe import Qwen3VLMoePart
+
+        return Qwen3VLMoePart(model)
+    return None
