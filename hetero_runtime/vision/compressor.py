@@ -59,6 +59,11 @@ class Compressor:
         """Of whole prompts so far. Any thread."""
         return self._stats
 
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """While a prompt runs, once it is cut: places of the tokens that went on, int64 ascending."""
+        return self._cut.kept
+
     def listening(self, run_layer: RunLayer) -> RunLayer:
         """`run_layer`, its choices noted while a prompt runs."""
 
