@@ -1,4 +1,4 @@
-"""The captured step, all experts resident: how it grows with the context, and whether the host waits in it.
+"""The captured step, all experts resident: how it grows with the context.
 
     python -m bench.context_decode --checkpoint FOLDER [--layers 48 --experts 64]
 
@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.decode_case import SHORT_PROMPT, Case, Plan, load, make_prompt
+from bench.decode_case import Case, Plan, load, make_prompt
 from bench.harness import RESULTS, ResultFile, Row, attempt
 from bench.models.random_checkpoint import add_geometry, ensure_checkpoint, geometry_of
-from bench.sync_counts import SyncCounts, syncs_counted
 from hetero_runtime.engine import Engine
 
 DEVICE = "cuda"
@@ -36,18 +35,8 @@ def step_ms(engine: Engine, present: int, *, tokens: int, runs: int) -> list[flo
     return [once() for _ in range(1 + runs)][1:]  # in the first, the kernels of the prompt compile
 
 
-def count_syncs(engine: Engine, num_tokens: int) -> SyncCounts:
-    """Of `num_tokens` decode steps, without the prompt's pass."""
-    deltas = engine.stream(make_prompt(SHORT_PROMPT), max_tokens=1 + num_tokens, ignore_eos=True)
-    next(deltas)
-    with syncs_counted() as counts:
-        for _ in deltas:
-            pass
-    return counts
-
-
-def rows_of(ms: Mapping[int, list[float]], syncs: SyncCounts | None, run: str, layers: int) -> list[Row]:
-    """The step by tokens present, and the waits of the host; without what was not measured.
+def rows_of(ms: Mapping[int, list[float]], run: str, layers: int) -> list[Row]:
+    """The step by tokens present, without what was not measured.
 
     `ms`: what `step_ms` gave by tokens present; `run`: geometry and method, for the notes.
     """
@@ -72,12 +61,6 @@ def rows_of(ms: Mapping[int, list[float]], syncs: SyncCounts | None, run: str, l
         rows.append(
             Row(id=f"graph.step{layers}_ms", value=medians[present], unit="ms", target=target, note=note)
         )
-    if syncs is not None and syncs.num_steps:
-        note = f"while {syncs.num_steps} steps are submitted, sampling included; {syncs.elsewhere} elsewhere"
-        value = syncs.in_submissions
-        rows.append(
-            Row(id="graph.host_syncs", value=value, unit="syncs", target="==0", note=f"{note}; {run}")
-        )
     return rows
 
 
@@ -97,15 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             present: attempt(f"{present} tokens present", partial(every, present))
             for present in sorted(options.lengths)
         }
-        syncs = attempt("synchronisations", partial(count_syncs, engine, options.tokens))
     ms = {present: each for present, each in tried.items() if each is not None}
     run = (
         f"{geometry.layers} layers of {geometry.experts} experts, top-{geometry.top_k}, random weights, all "
         f"resident, whole engine, {options.tokens} tokens, median of {options.runs}"
     )
-    if rows := rows_of(ms, syncs, run, geometry.layers):
+    if rows := rows_of(ms, run, geometry.layers):
         ResultFile.write("context_decode", rows, folder=options.results)
-    return len(tried) - len(ms) + (syncs is None)
+    return len(tried) - len(ms)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,4 +1,5 @@
-"""What a routing policy costs the captured step for one token and layer: steer and select, in a graph.
+"""What a routing policy costs the captured step for one token and layer, in a graph: one launch, which
+decides the layer and steers the next one.
 
 256 experts, top-8, prefetch-steered. Decisions are compared with the host's first.
 
@@ -11,8 +12,10 @@ import numpy as np
 import torch
 
 from bench.harness import ResultFile, Row, measure
-from bench.routing_step import CAPACITY, LAYER, POLICY, SHAPE, Said, decide, routers_say
-from hetero_gpu.routing import DeviceCaches, select, steer
+from bench.routing_step import CAPACITY, LAYER, POLICY, SHAPE, Said, routers_say
+from bench.routing_step import decide as decide_on_host
+from hetero_gpu.routing import DeviceCaches, decide
+from hetero_gpu.routing import Said as Heard
 from hetero_scheduler.routing import LogicalCache, uncalibrated
 
 DEVICE = "cuda"
@@ -27,7 +30,7 @@ def main() -> None:
     cache = LogicalCache(POLICY, SHAPE, capacity=CAPACITY, calibration=uncalibrated(SHAPE))
     said = routers_say(np.random.default_rng(0))
     device = _OnDevice(cache)
-    expected = decide(cache, said)
+    expected = decide_on_host(cache, said)
     for t in range(COMPARED):
         experts = device.step(said, t)[0].tolist()
         assert experts == expected[t].tolist(), f"token {t}: {experts} != {expected[t].tolist()}"
@@ -36,7 +39,7 @@ def main() -> None:
         value=device.microseconds(said),
         unit="us",
         target=f"<={MOST_US}",
-        note=f"steer and select, {SHAPE.num_experts} experts, top-{SHAPE.top_k}, one row",
+        note=f"a layer, and what the next inserts; {SHAPE.num_experts} experts, top-{SHAPE.top_k}, one row",
     )
     ResultFile.write("device_routing", [row])
 
@@ -52,23 +55,29 @@ class _OnDevice:
         self._active = torch.ones(1, dtype=torch.bool, device=device)
 
     def step(self, said: Said, t: int) -> torch.Tensor:
-        """Token `t`: its experts `[1, top_k]`."""
-        return self._decide(*(torch.from_numpy(part[t]).to(DEVICE) for part in said))
+        """Token `t`: its experts `[1, top_k]`, after the layer before has guessed them."""
+        heard = _heard(said, t)
+        self._decide(LAYER - 1, heard)
+        return self._decide(LAYER, heard._replace(guess=None))
 
     def microseconds(self, said: Said) -> float:
-        """Of one token's step: the median of several replays."""
-        heard = [torch.from_numpy(part[0]).to(DEVICE) for part in said]
+        """Of one launch: the median of several replays."""
+        heard = _heard(said, 0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(STEPS):
-                self._decide(*heard)
+                self._decide(LAYER - 1, heard)
         replays = measure(graph.replay, num_runs=20, num_warmups=3, synchronize=torch.cuda.synchronize)
         return 1e6 * replays.median / STEPS
 
-    def _decide(self, scores: torch.Tensor, guesses: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        steer(self._caches, LAYER, guesses, self._tokens, active=self._active)
-        return select(self._caches, LAYER, scores, own, tokens=self._tokens, active=self._active)
+    def _decide(self, layer: int, heard: Heard) -> torch.Tensor:
+        return decide(self._caches, layer, heard, tokens=self._tokens, active=self._active).experts
+
+
+def _heard(said: Said, t: int) -> Heard:
+    scores, guesses, own = (torch.from_numpy(part[t]).to(DEVICE) for part in said)
+    return Heard(scores, own, guesses)
 
 
 if __name__ == "__main__":

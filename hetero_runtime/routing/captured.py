@@ -1,8 +1,8 @@
 """The routing policy inside the captured step: prompts decided by the host, single tokens on the device.
 
     prompt   Routing.choose, layer by layer ─► the row's logical cache ─► adopted by its row on the device
-    step     router ─ select ─► experts run        all rows at once, one launch
-                └─ next router ─ steer ─► keys of what it inserts, for `captured_prefetch`
+    step     router, next router ─ decide ─► experts run        all rows at once, one launch
+                                      └─► keys of what is inserted for the next layer, for `captured_prefetch`
 
 Both sides decide alike, bit for bit, so where a token is decided changes nothing.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hetero_gpu.routing import DeviceCaches, select, steer
+from hetero_gpu.routing import DeviceCaches, Said, decide
 from hetero_runtime.hf.router_choice import RouterScores, let_choose
 from hetero_runtime.routing.eviction import HELD
 from hetero_runtime.routing.routing import Routing, RoutingStats, TextPart
@@ -71,20 +71,13 @@ class CapturedRouting:
         """A Chooser. In a step: device work alone."""
         if self._is_prompt:
             return self._routing.choose(layer, said, guess)
-        rows = len(said.own)
-        tokens, active = self._tokens[:rows], self._active[:rows]
-        experts = select(
-            self._caches,
-            layer,
-            said.scores.contiguous(),
-            said.own.contiguous(),
-            tokens=tokens,
-            active=active,
-        )
-        self._follow(layer)
-        self._inserted = None
+        rows, heard = len(said.own), Said(said.scores.contiguous(), said.own.contiguous())
         if guess is not None:
-            self._inserted = steer(self._caches, layer + 1, guess.contiguous(), tokens, active=active)
+            heard = heard._replace(guess=guess.contiguous())
+        tokens, active = self._tokens[:rows], self._active[:rows]
+        experts, self._inserted = decide(self._caches, layer, heard, tokens=tokens, active=active)
+        self._follow(layer)
+        if guess is not None:
             self._follow(layer + 1)
         return experts
 
@@ -110,6 +103,6 @@ class CapturedRouting:
         if self._score is None:
             return
         state, active = self._caches.state, self._active[:, None]
-        held = ((state["is_resident"][:, layer] != 0) & active).any(dim=0)
-        priority = torch.where(active, state["priority"][:, layer], 0).amax(dim=0)
+        held = ((state.is_resident[:, layer] != 0) & active).any(dim=0)
+        priority = torch.where(active, state.priority[:, layer], 0).amax(dim=0)
         self._score[layer].copy_(held * HELD + priority.double())

@@ -110,6 +110,7 @@ class JsdPrefetch:
             LAYER_BLOCK=triton.next_power_of_2(num_layers),
             TASK_BLOCK=triton.next_power_of_2(per_layer),
             num_warps=tables.num_warps,
+            enable_fp_fusion=False,  # the average rounds as the host's does: each product, then the sum
         )
 
 

@@ -1,14 +1,13 @@
 """Routing policies on the device: the step of `hetero_scheduler.routing` for a token a row, without the host.
 
-`DeviceCaches` holds the logical caches of all rows; `steer` and `select` are Algorithm 1's two parts over it
-(PSR §4.1), one thread block a row. Decisions are the host's, bit for bit, so a text may change sides between
-two tokens.
+`DeviceCaches` holds the logical caches of all rows; `decide` is Algorithm 1's two parts over it (PSR §4.1) in
+one launch: which experts a layer executes, and what the pre-gate inserts for the layer after it. Decisions
+are the host's, bit for bit, so a text may change sides between two tokens.
 """
 
 from __future__ import annotations
 
 from hetero_gpu.routing.caches import DeviceCaches
-from hetero_gpu.routing.select import select
-from hetero_gpu.routing.steer import steer
+from hetero_gpu.routing.decide import Decided, Said, decide
 
-__all__ = ["DeviceCaches", "select", "steer"]
+__all__ = ["Decided", "DeviceCaches", "Said", "decide"]

@@ -9,8 +9,12 @@ The fields are those of `hetero_scheduler.routing.state.State`, which says what 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
 import numpy as np
 import torch
+import triton
 
 from hetero_scheduler.routing import LogicalCache
 
@@ -18,6 +22,60 @@ MOST_EXPERTS = 512
 """One thread block holds a layer's experts in registers; the largest layer that was tried."""
 
 COUNTERS = ("inserted", "demanded", "deviating")
+
+
+class DeviceState(NamedTuple):
+    """As `hetero_scheduler.routing.state.State`, a row in front of everything; bool is int8."""
+
+    is_resident: torch.Tensor
+    priority: torch.Tensor
+    fast: torch.Tensor
+    slow: torch.Tensor
+    last_use: torch.Tensor
+    clock: torch.Tensor
+    range_sum: torch.Tensor
+    is_begun: torch.Tensor
+    is_guarded: torch.Tensor
+    is_inserted: torch.Tensor
+    guess: torch.Tensor
+
+
+class DeviceTables(NamedTuple):
+    """What does not change during a request, and what steps count."""
+
+    bonus: torch.Tensor
+    """`[L]`"""
+    prior: torch.Tensor
+    """`[N + 1, L, E]`"""
+    prior_row: torch.Tensor
+    """By token, int32."""
+    counters: torch.Tensor
+    """Experts of COUNTERS, int64 `[rows, L, 3]`."""
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What kernels are compiled for: the model's numbers and the policy's, as in `Shape` and `Rules`."""
+
+    layers: int
+    experts: int
+    top_k: int
+    bonus: float
+    protected: int
+    insertions: int
+    window: int
+    is_running: bool
+    is_lru: bool
+    executes_guess: bool
+    expert_block: int
+    """The power of two that holds all experts."""
+
+    @classmethod
+    def of(cls, cache: LogicalCache) -> Self:
+        """The form of steps of `cache`."""
+        layers, experts, top_k = cache.shape
+        block = triton.next_power_of_2(experts)
+        return cls(layers, experts, top_k, **cache.policy.rules._asdict(), expert_block=block)
 
 
 class DeviceCaches:
@@ -31,30 +89,37 @@ class DeviceCaches:
                 f"{like.shape.num_experts} experts a layer: the kernels serve up to {MOST_EXPERTS}"
             )
         self.shape, self.rules, self.device = like.shape, like.policy.rules, device
-        self.state = {
-            name: torch.zeros((rows, *array.shape), dtype=_dtype(array), device=device)
-            for name, array in like.state._asdict().items()
-        }
-        self.counters = torch.zeros(
-            (rows, like.shape.num_layers, len(COUNTERS)), dtype=torch.int64, device=device
+        self.form = StepForm.of(like)
+        self.state = DeviceState(
+            **{
+                name: torch.zeros((rows, *array.shape), dtype=_dtype(array), device=device)
+                for name, array in like.state._asdict().items()
+            }
         )
-        """Experts of COUNTERS."""
-        self.bonus = torch.from_numpy(like.tables.bonus).to(device)
-        self.prior = torch.from_numpy(like.tables.prior).to(device)
-        rows_of_tokens = like.prior.rows(np.arange(vocab_size)).astype(np.int32)
-        self.prior_row = torch.from_numpy(rows_of_tokens).to(device)
-        """By token."""
+        prior_rows = like.prior.rows(np.arange(vocab_size)).astype(np.int32)
+        counters = torch.zeros((rows, like.shape.num_layers, len(COUNTERS)), dtype=torch.int64, device=device)
+        self.tables = DeviceTables(
+            torch.from_numpy(like.tables.bonus).to(device),
+            torch.from_numpy(like.tables.prior).to(device),
+            torch.from_numpy(prior_rows).to(device),
+            counters,
+        )
+
+    @property
+    def counters(self) -> torch.Tensor:
+        """Experts of COUNTERS, by row and layer."""
+        return self.tables.counters
 
     def adopt(self, row: int, cache: LogicalCache) -> None:
         """`row` goes on from `cache`. Waits for the device."""
         assert (cache.shape, cache.policy.rules) == (self.shape, self.rules), "a cache of another policy"
         for name, array in cache.state._asdict().items():
-            self.state[name][row].copy_(torch.from_numpy(array))
+            getattr(self.state, name)[row].copy_(torch.from_numpy(array))
 
     def to_host(self, row: int, cache: LogicalCache) -> None:
         """`cache` goes on from `row`. Waits for the device."""
         for name, array in cache.state._asdict().items():
-            array[:] = self.state[name][row].cpu().numpy()
+            array[:] = getattr(self.state, name)[row].cpu().numpy()
 
 
 def _dtype(array: np.ndarray) -> torch.dtype:

@@ -1,12 +1,14 @@
 """Part 2 of Algorithm 1 on the device: which experts a layer executes, and what that does to its caches."""
 
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# ruff: noqa: N803, N806 (compile-time constants are written in capitals)
+
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.routing.caches import COUNTERS, DeviceCaches
+from hetero_gpu.routing.caches import COUNTERS
 from hetero_gpu.routing.rank import any_of, best_by_router, first, least, order_of, step_priority
 from hetero_scheduler.routing.scan import FAST_DECAY, FAST_GAIN, SLOW_DECAY, SLOW_GAIN
 
@@ -15,202 +17,118 @@ _SLOW_GAIN, _SLOW_DECAY = tl.constexpr(float(SLOW_GAIN)), tl.constexpr(float(SLO
 _COUNTERS = tl.constexpr(len(COUNTERS))
 
 
-def select(
-    caches: DeviceCaches,
-    layer: int,
-    scores: torch.Tensor,
-    own: torch.Tensor,
-    *,
-    tokens: torch.Tensor,
-    active: torch.Tensor,
-) -> torch.Tensor:
-    """The experts that `layer` executes for one token a row, int64 `[rows, top_k]`; ends the layer's step.
-
-    `scores` float32 `[rows, E]`: what the router takes its top-k of, -inf where it excludes an expert. `own`
-    int64 `[rows, top_k]`: what it takes. `tokens`, `active`: as for `steer`. Rows that are not active get
-    their own choice and stay as they are. Asynchronous, capturable.
-    """
-    num_layers, num_experts, top_k = caches.shape
-    rules, state, experts = caches.rules, caches.state, torch.empty_like(own)
-    _select_kernel[(len(scores),)](
-        scores,
-        own,
-        tokens,
-        active,
-        experts,
-        caches.bonus,
-        caches.prior,
-        caches.prior_row,
-        caches.counters,
-        state["is_resident"],
-        state["priority"],
-        state["fast"],
-        state["slow"],
-        state["last_use"],
-        state["clock"],
-        state["range_sum"],
-        state["is_begun"],
-        state["is_guarded"],
-        state["is_inserted"],
-        state["guess"],
-        layer,
-        BONUS=rules.bonus,
-        NUM_LAYERS=num_layers,
-        NUM_EXPERTS=num_experts,
-        TOP_K=top_k,
-        EXPERT_BLOCK=triton.next_power_of_2(num_experts),
-        CHOICE_BLOCK=triton.next_power_of_2(top_k),
-        PROTECTED=rules.protected,
-        IS_RUNNING=rules.is_running,
-        IS_LRU=rules.is_lru,
-        EXECUTES_GUESS=rules.executes_guess,
-        num_warps=1,
-    )
-    return experts
-
-
-@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
-def _select_kernel(  # type: ignore[no-untyped-def]
-    scores,
-    own,
-    tokens,
-    active,
-    experts_out,
-    bonus_of,
-    prior,
-    prior_row,
-    counters,
-    is_resident,
-    priority,
-    fast,
-    slow,
-    last_use,
-    clock,
-    range_sum,
-    is_begun,
-    is_guarded,
-    is_inserted,
-    guess,
-    layer,
-    BONUS: tl.constexpr,  # noqa: N803
-    NUM_LAYERS: tl.constexpr,  # noqa: N803
-    NUM_EXPERTS: tl.constexpr,  # noqa: N803
-    TOP_K: tl.constexpr,  # noqa: N803
-    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
-    CHOICE_BLOCK: tl.constexpr,  # noqa: N803
-    PROTECTED: tl.constexpr,  # noqa: N803
-    IS_RUNNING: tl.constexpr,  # noqa: N803
-    IS_LRU: tl.constexpr,  # noqa: N803
-    EXECUTES_GUESS: tl.constexpr,  # noqa: N803
-):
+@triton.jit
+def select_row(row, layer, scores, own, tokens, active, experts_out, state, tables, FORM: tl.constexpr):
+    """`row`'s experts of `layer`; an inactive row's are the router's own, and its cache stays as it is."""
+    TOP_K: tl.constexpr = FORM.top_k
+    EXPERT_BLOCK: tl.constexpr = FORM.expert_block
+    CHOICE_BLOCK: tl.constexpr = triton.next_power_of_2(TOP_K)
     # ---- read, whether the row is active or not: what follows upon a branch would wait for it
-    row = tl.program_id(0)
     is_active = tl.load(active + row) != 0
     experts, places = tl.arange(0, EXPERT_BLOCK), tl.arange(0, CHOICE_BLOCK)
-    is_expert, is_place = experts < NUM_EXPERTS, places < TOP_K
+    is_expert, is_place = experts < FORM.experts, places < TOP_K
     own_of_row, out_of_row = own + row * TOP_K, experts_out + row * TOP_K
-    row_layer = row * NUM_LAYERS + layer
-    at = row_layer * NUM_EXPERTS + experts
-    z = tl.load(scores + row * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf"))
+    row_layer = row * FORM.layers + layer
+    at = row_layer * FORM.experts + experts
+    z = tl.load(scores + row * FORM.experts + experts, mask=is_expert, other=float("-inf"))
     own_experts = tl.load(own_of_row + places, mask=is_place, other=-1)
-    resident = tl.load(is_resident + at, mask=is_expert, other=0) != 0
-    guarded = tl.load(is_guarded + at, mask=is_expert, other=0) != 0
-    inserted = tl.load(is_inserted + at, mask=is_expert, other=0) != 0
+    resident = tl.load(state.is_resident + at, mask=is_expert, other=0) != 0
+    guarded = tl.load(state.is_guarded + at, mask=is_expert, other=0) != 0
+    inserted = tl.load(state.is_inserted + at, mask=is_expert, other=0) != 0
     # the step's priorities as `steer` fixed them: nothing has changed
-    if IS_LRU:
-        used = tl.load(last_use + at, mask=is_expert, other=0)
+    if FORM.is_lru:
+        used = tl.load(state.last_use + at, mask=is_expert, other=0)
         step = used.to(tl.float32)
     else:
-        fast_now = tl.load(fast + at, mask=is_expert, other=0.0)
-        slow_now = tl.load(slow + at, mask=is_expert, other=0.0)
-        share_row = tl.load(prior_row + tl.load(tokens + row))
-        share_at = (share_row.to(tl.int64) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
-        step = step_priority(fast_now, slow_now, tl.load(prior + share_at, mask=is_expert, other=0))
+        fast_now = tl.load(state.fast + at, mask=is_expert, other=0.0)
+        slow_now = tl.load(state.slow + at, mask=is_expert, other=0.0)
+        share_row = tl.load(tables.prior_row + tl.load(tokens + row))
+        share_at = (share_row.to(tl.int64) * FORM.layers + layer) * FORM.experts + experts
+        step = step_priority(fast_now, slow_now, tl.load(tables.prior + share_at, mask=is_expert, other=0))
     is_guess, is_guessed = experts < 0, False
-    if EXECUTES_GUESS:
+    if FORM.executes_guess:
         for k in tl.static_range(TOP_K):
-            is_guess = is_guess | (experts == tl.load(guess + row_layer * TOP_K + k))
-        is_guessed = tl.load(guess + row_layer * TOP_K + TOP_K - 1) >= 0
-    steps = tl.load(clock + row_layer) + 1
-    range_before = tl.load(range_sum + row_layer)
-    counted = counters + row_layer * _COUNTERS
+            is_guess = is_guess | (experts == tl.load(state.guess + row_layer * TOP_K + k))
+        is_guessed = tl.load(state.guess + row_layer * TOP_K + TOP_K - 1) >= 0
+    steps = tl.load(state.clock + row_layer) + 1
+    range_before = tl.load(state.range_sum + row_layer)
+    counted = tables.counters + row_layer * _COUNTERS
     was_inserted, was_demanded = tl.load(counted), tl.load(counted + 1)
     was_foreign = tl.load(counted + 2)
     tl.debug_barrier()
     if is_active == 0:
         tl.store(out_of_row + places, own_experts, mask=is_place)
-        return
-
-    # ---- choose
-    is_own, place = experts < 0, tl.full((EXPERT_BLOCK,), TOP_K, tl.int32)
-    for k in tl.static_range(TOP_K):
-        is_this = experts == tl.load(own_of_row + k).to(tl.int32)
-        is_own, place = is_own | is_this, tl.where(is_this, k, place)
-    order = order_of(z)
-    is_barred = ((z == float("-inf")) & (is_own == 0)) | (is_expert == 0)
-    if IS_RUNNING:
-        most = tl.max(z, axis=0).to(tl.float64)
-        lowest = tl.min(tl.where(z == float("-inf"), float("inf"), z), axis=0).to(tl.float64)
-        total = range_before + (most - lowest)
-        tl.store(range_sum + row_layer, total)
-        bonus = (tl.full((), BONUS, tl.float64) * (total / steps.to(tl.float64))).to(tl.float32)
     else:
-        bonus = tl.load(bonus_of + layer)
-    is_favoured, is_done = resident, is_barred
-    for _ in range(PROTECTED):
-        is_this = experts == best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
-        is_favoured, is_done = is_favoured | is_this, is_done | is_this
-    biased = order_of(tl.where(is_favoured, z + bonus, z))
-    is_chosen, is_done = experts < 0, is_barred
-    for _ in range(TOP_K):
-        is_this = experts == best_by_router(biased, order, place, is_done, experts, EXPERT_BLOCK)
-        is_chosen, is_done = is_chosen | is_this, is_done | is_this
-    if EXECUTES_GUESS:
-        is_chosen = tl.where(is_guessed, is_guess, is_own)
+        # ---- choose
+        is_own, place = experts < 0, tl.full((EXPERT_BLOCK,), TOP_K, tl.int32)
+        for k in tl.static_range(TOP_K):
+            is_this = experts == tl.load(own_of_row + k).to(tl.int32)
+            is_own, place = is_own | is_this, tl.where(is_this, k, place)
+        order = order_of(z)
+        is_barred = ((z == float("-inf")) & (is_own == 0)) | (is_expert == 0)
+        if FORM.is_running:
+            most = tl.max(z, axis=0).to(tl.float64)
+            lowest = tl.min(tl.where(z == float("-inf"), float("inf"), z), axis=0).to(tl.float64)
+            total = range_before + (most - lowest)
+            tl.store(state.range_sum + row_layer, total)
+            bonus = (tl.full((), FORM.bonus, tl.float64) * (total / steps.to(tl.float64))).to(tl.float32)
+        else:
+            bonus = tl.load(tables.bonus + layer)
+        is_favoured, is_done = resident, is_barred
+        for _ in range(FORM.protected):
+            is_this = experts == best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
+            is_favoured, is_done = is_favoured | is_this, is_done | is_this
+        biased = order_of(tl.where(is_favoured, z + bonus, z))
+        is_chosen, is_done = experts < 0, is_barred
+        for _ in range(TOP_K):
+            is_this = experts == best_by_router(biased, order, place, is_done, experts, EXPERT_BLOCK)
+            is_chosen, is_done = is_chosen | is_this, is_done | is_this
+        if FORM.executes_guess:
+            is_chosen = tl.where(is_guessed, is_guess, is_own)
 
-    # ---- say: the router's own first, in their order, then the others from the best on
-    num_kept = 0
-    for k in tl.static_range(TOP_K):
-        expert = tl.load(own_of_row + k).to(tl.int32)
-        if any_of(is_chosen & (experts == expert)):
-            tl.store(out_of_row + num_kept, expert)
-            num_kept += 1
-    is_done, num_said = (is_chosen == 0) | is_own, num_kept
-    while num_said < TOP_K:
-        expert = best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
-        is_done = is_done | (experts == expert)
-        tl.store(out_of_row + num_said, expert)
-        num_said += 1
+        # ---- say: the router's own first, in their order, then the others from the best on
+        num_kept = 0
+        for k in tl.static_range(TOP_K):
+            expert = tl.load(own_of_row + k).to(tl.int32)
+            if any_of(is_chosen & (experts == expert)):
+                tl.store(out_of_row + num_kept, expert)
+                num_kept += 1
+        is_done, num_said = (is_chosen == 0) | is_own, num_kept
+        while num_said < TOP_K:
+            expert = best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
+            is_done = is_done | (experts == expert)
+            tl.store(out_of_row + num_said, expert)
+            num_said += 1
 
-    # ---- demand
-    is_pending = is_chosen & (resident == 0)
-    num_demanded = tl.sum(is_pending.to(tl.int32), axis=0)
-    by_priority, num_left = order_of(step), num_demanded
-    while num_left > 0:
-        is_this = experts == first(is_pending, experts, EXPERT_BLOCK)
-        is_pending = is_pending & (is_this == 0)
-        is_spare = resident & (is_chosen == 0)
-        victim = least(by_priority, is_spare & (guarded == 0), experts, EXPERT_BLOCK)
-        if victim == EXPERT_BLOCK:
-            victim = least(by_priority, is_spare, experts, EXPERT_BLOCK)
-        resident = (resident & (experts != victim)) | is_this
-        num_left -= 1
+        # ---- demand
+        is_pending = is_chosen & (resident == 0)
+        num_demanded = tl.sum(is_pending.to(tl.int32), axis=0)
+        by_priority, num_left = order_of(step), num_demanded
+        while num_left > 0:
+            is_this = experts == first(is_pending, experts, EXPERT_BLOCK)
+            is_pending = is_pending & (is_this == 0)
+            is_spare = resident & (is_chosen == 0)
+            victim = least(by_priority, is_spare & (guarded == 0), experts, EXPERT_BLOCK)
+            if victim == EXPERT_BLOCK:
+                victim = least(by_priority, is_spare, experts, EXPERT_BLOCK)
+            resident = (resident & (experts != victim)) | is_this
+            num_left -= 1
 
-    # ---- remember
-    if IS_LRU:
-        tl.store(last_use + at, tl.where(is_chosen | inserted, steps, used), mask=is_expert)
-    else:
-        fast_now = tl.where(is_own, fast_now + _FAST_GAIN, fast_now) * _FAST_DECAY
-        slow_now = tl.where(is_own, slow_now + _SLOW_GAIN, slow_now) * _SLOW_DECAY
-        tl.store(fast + at, fast_now, mask=is_expert)
-        tl.store(slow + at, slow_now, mask=is_expert)
-    tl.store(priority + at, step, mask=is_expert)
-    tl.store(is_resident + at, resident.to(tl.int8), mask=is_expert)
-    tl.store(is_guarded + at, 0, mask=is_expert)
-    tl.store(is_inserted + at, 0, mask=is_expert)
-    tl.store(guess + row_layer * TOP_K + places, -1, mask=is_place)
-    tl.store(is_begun + row_layer, 0)
-    tl.store(clock + row_layer, steps)
-    tl.store(counted, was_inserted + tl.sum(inserted.to(tl.int32), axis=0))
-    tl.store(counted + 1, was_demanded + num_demanded)
-    tl.store(counted + 2, was_foreign + TOP_K - num_kept)
+        # ---- remember
+        if FORM.is_lru:
+            tl.store(state.last_use + at, tl.where(is_chosen | inserted, steps, used), mask=is_expert)
+        else:
+            fast_now = tl.where(is_own, fast_now + _FAST_GAIN, fast_now) * _FAST_DECAY
+            slow_now = tl.where(is_own, slow_now + _SLOW_GAIN, slow_now) * _SLOW_DECAY
+            tl.store(state.fast + at, fast_now, mask=is_expert)
+            tl.store(state.slow + at, slow_now, mask=is_expert)
+        tl.store(state.priority + at, step, mask=is_expert)
+        tl.store(state.is_resident + at, resident.to(tl.int8), mask=is_expert)
+        tl.store(state.is_guarded + at, 0, mask=is_expert)
+        tl.store(state.is_inserted + at, 0, mask=is_expert)
+        tl.store(state.guess + row_layer * TOP_K + places, -1, mask=is_place)
+        tl.store(state.is_begun + row_layer, 0)
+        tl.store(state.clock + row_layer, steps)
+        tl.store(counted, was_inserted + tl.sum(inserted.to(tl.int32), axis=0))
+        tl.store(counted + 1, was_demanded + num_demanded)
+        tl.store(counted + 2, was_foreign + TOP_K - num_kept)

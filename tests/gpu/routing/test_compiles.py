@@ -11,7 +11,7 @@ from tests.gpu.absent_gpu import assert_compiles
 pytest.importorskip("triton")
 
 STEPS = """
-from hetero_gpu.routing import DeviceCaches, select, steer
+from hetero_gpu.routing import DeviceCaches, Said, decide
 from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
 
 shape, rows, cpu = Shape(48, 256, 8), 2, torch.device("cpu")
@@ -22,9 +22,9 @@ for policy in (
     cache = LogicalCache(policy, shape, capacity=64, calibration=uncalibrated(shape))
     caches = DeviceCaches(cache, rows=rows, vocab_size=9, device=cpu)
     tokens, active = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
-    steer(caches, 1, torch.zeros(rows, 256), tokens, active=active)
-    own = torch.zeros(rows, 8, dtype=torch.long)
-    select(caches, 1, torch.zeros(rows, 256), own, tokens=tokens, active=active)
+    said = Said(torch.zeros(rows, 256), torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 256))
+    decide(caches, 1, said, tokens=tokens, active=active)
+    decide(caches, 47, said._replace(guess=None), tokens=tokens, active=active)
 """
 
 

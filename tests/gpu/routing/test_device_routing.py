@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu.routing import DeviceCaches, select, steer
+from hetero_gpu.routing import DeviceCaches, Said, decide
 from hetero_scheduler.routing import LogicalCache, RoutingPolicy, Shape
 from tests.scheduler.routing.texts import NUM_TOKENS_KNOWN, POLICIES, Text, make_cache, make_text
 
@@ -26,18 +26,14 @@ class Twin:
     def run(self, text: Text, t: int) -> None:
         """Token `t` through all layers; every decision and all state compared."""
         token, looks_ahead = text.tokens[t : t + 1], self.host.policy.looks_ahead
-        for layer in range(self.host.shape.num_layers):
-            if layer and looks_ahead:
-                inserted = self._steer(layer, text.g[t : t + 1, layer], token)
-                assert sorted(inserted) == self.host.steer(layer, text.g[t, layer], int(token[0])).tolist()
+        last = self.host.shape.num_layers - 1
+        for layer in range(last + 1):
             z, own = text.z[t : t + 1, layer], text.own[t : t + 1, layer]
-            ours = select(
-                self.caches,
-                layer,
-                self._on_device(z),
-                self._on_device(own),
-                tokens=self._on_device(token),
-                active=self.active,
+            said = Said(self._on_device(z), self._on_device(own))
+            if looks_ahead and layer < last:
+                said = said._replace(guess=self._on_device(text.g[t : t + 1, layer + 1]))
+            experts, inserted = decide(
+                self.caches, layer, said, tokens=self._on_device(token), active=self.active
             )
             decided = self.host.select(
                 np.ascontiguousarray(z[:, None]),
@@ -45,20 +41,19 @@ class Twin:
                 token,
                 first_layer=layer,
             )
-            np.testing.assert_array_equal(ours.cpu().numpy(), decided.experts[:, 0])
+            np.testing.assert_array_equal(experts.cpu().numpy(), decided.experts[:, 0])
+            if inserted is not None:
+                ours = sorted(expert for expert in inserted[0].tolist() if expert >= 0)
+                assert ours == self.host.steer(layer + 1, text.g[t, layer + 1], int(token[0])).tolist()
             self.counts[layer] += [int(each[0, 0]) for each in decided[1:]]
         self.check()
 
     def check(self) -> None:
         for name, array in self.host.state._asdict().items():
-            np.testing.assert_array_equal(self.caches.state[name][0].cpu().numpy(), array, err_msg=name)
+            np.testing.assert_array_equal(
+                getattr(self.caches.state, name)[0].cpu().numpy(), array, err_msg=name
+            )
         np.testing.assert_array_equal(self.caches.counters[0].cpu().numpy(), self.counts)
-
-    def _steer(self, layer: int, guess: np.ndarray, token: np.ndarray) -> list[int]:
-        inserted = steer(
-            self.caches, layer, self._on_device(guess), self._on_device(token), active=self.active
-        )
-        return [expert for expert in inserted[0].tolist() if expert >= 0]
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.caches.device)
@@ -122,7 +117,7 @@ def test_rows_are_apart_and_an_inactive_one_is_left_alone(device: str) -> None:
                 [text.tokens for text in texts],
             )
         )
-        ours = select(caches, 0, z, own, tokens=tokens, active=active).cpu().numpy()
+        ours = decide(caches, 0, Said(z, own), tokens=tokens, active=active).experts.cpu().numpy()
         np.testing.assert_array_equal(ours[1], texts[1].own[t, 0])
         for row in (0, 2):
             text = texts[row]
@@ -131,7 +126,7 @@ def test_rows_are_apart_and_an_inactive_one_is_left_alone(device: str) -> None:
             )
             np.testing.assert_array_equal(ours[row], decided.experts[0, 0])
     for row, host in enumerate(hosts):
-        resident = caches.state["is_resident"][row].cpu().numpy()
+        resident = caches.state.is_resident[row].cpu().numpy()
         np.testing.assert_array_equal(resident.astype(bool), host.state.is_resident)
 
 

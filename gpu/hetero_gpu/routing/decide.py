@@ -1,0 +1,74 @@
+"""Both parts of Algorithm 1 in one launch: two programs a row, each for a layer of its own."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# ruff: noqa: N803 (compile-time constants are written in capitals)
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from hetero_gpu.routing.caches import DeviceCaches
+from hetero_gpu.routing.select import select_row
+from hetero_gpu.routing.steer import steer_row
+
+
+class Said(NamedTuple):
+    """What routers said of one token a row. Contiguous."""
+
+    scores: torch.Tensor
+    """What the layer's router takes its top-k of, -inf where it excludes an expert: float32 `[rows, E]`"""
+    own: torch.Tensor
+    """What it takes: int64 `[rows, top_k]`"""
+    guess: torch.Tensor | None = None
+    """What the next layer's router says of this layer's input, as `scores`; None: nobody asked."""
+
+
+class Decided(NamedTuple):
+    experts: torch.Tensor
+    """To execute: int64 `[rows, top_k]`. Rows that are not active get the router's own."""
+    inserted: torch.Tensor | None
+    """For the next layer, where it was guessed: int32 `[rows, insertions]`, best first, -1 where less."""
+
+
+def decide(
+    caches: DeviceCaches, layer: int, said: Said, *, tokens: torch.Tensor, active: torch.Tensor
+) -> Decided:
+    """End the step of `layer`, and begin that of the layer after it where `said` has a guess.
+
+    `tokens` int64 `[rows]`, `active` bool `[rows]`: contiguous, of the first rows of `caches`; rows that are
+    not active stay as they are. Asynchronous, capturable.
+    """
+    rows, is_steered = len(said.scores), said.guess is not None
+    experts, inserted = torch.empty_like(said.own), None
+    if is_steered:
+        inserted = torch.empty((rows, caches.rules.insertions), dtype=torch.int32, device=caches.device)
+    _decide_kernel[(rows, 1 + is_steered)](
+        said.scores,
+        said.own,
+        said.guess,
+        tokens,
+        active,
+        experts,
+        inserted,
+        caches.state,
+        caches.tables,
+        layer,
+        FORM=caches.form,
+        num_warps=1,
+    )
+    return Decided(experts, inserted)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _decide_kernel(
+    scores, own, guess, tokens, active, experts_out, inserted_out, state, tables, layer, FORM: tl.constexpr
+):
+    row = tl.program_id(0)
+    if tl.program_id(1) == 0:
+        select_row(row, layer, scores, own, tokens, active, experts_out, state, tables, FORM)
+    elif guess is not None:
+        steer_row(row, layer + 1, guess, tokens, active, inserted_out, state, tables, FORM)
