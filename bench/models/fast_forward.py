@@ -15,16 +15,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen3MoeForCausalLM
+from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeRMSNorm
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
+    Qwen3VLMoeTextExperts,
+    Qwen3VLMoeTextRMSNorm,
+)
+
+Experts = Qwen3MoeExperts | Qwen3VLMoeTextExperts
 
 
-def install_fast_forward(model: Qwen3MoeForCausalLM) -> None:
+def install_fast_forward(model: PreTrainedModel) -> None:
     """Replace the forward of every expert bank and norm of `model`, in place; weights stay as they are."""
     for module in model.modules():
-        if isinstance(module, Qwen3MoeExperts):
+        if isinstance(module, Experts):
             module.forward = MethodType(_experts_forward, module)  # type: ignore[method-assign]
-        elif isinstance(module, Qwen3MoeRMSNorm):
+        elif isinstance(module, Qwen3MoeRMSNorm | Qwen3VLMoeTextRMSNorm):
             module.forward = MethodType(_norm_forward, module)  # type: ignore[method-assign]
 
 
@@ -50,7 +56,7 @@ def _gather(source: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tens
     return gathered
 
 
-def _experts_forward(bank: Qwen3MoeExperts, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def _experts_forward(bank: Experts, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of the chosen experts: `hidden` `[tokens, hidden]`, the others `[tokens, top_k]`."""
     tokens, top_k = chosen.shape
     by_expert, order = chosen.flatten().to(torch.int16).sort(stable=True)
