@@ -6,7 +6,8 @@ routing is, and what the slab cache hits behind the prefix.
 
     python -m bench.vl_working_set MODEL --pairs package.module:function --num 64
 
-`function(num)` gives that many (PIL image, question) pairs. Counts, no times: any machine gives the same.
+`function(num)` gives that many (PIL image, question) pairs, such as `bench.vl.held_out:pairs`. Counts, no
+times: any machine gives the same.
 """
 
 from __future__ import annotations
@@ -102,15 +103,19 @@ def measure(
     )
 
 
+def vision_of(case: Case) -> dict[str, Any]:
+    """The `vision` section of `case`."""
+    return {} if case.method == "none" else case._asdict()
+
+
 def _settings(case: Case, *, prefix: int, residency: float, device: str) -> dict[str, Any]:
-    vision: dict[str, Any] = {} if case.method == "none" else case._asdict()
     return {
         "device": device,
         "memory": {"residency": residency, "pinned_prefix": prefix},
         "prediction": {"predictor": "none"},
         "prefetch": {"schedule": "none"},
         "execution": {"max_rows": 1},
-        "vision": vision,
+        "vision": vision_of(case),
     }
 
 
