@@ -39,7 +39,7 @@ class PromptReader:
     def __init__(self, path: Path, *, tokenizer: Any, config: Any, has_images: bool, max_length: int) -> None:
         self._path, self._tokenizer, self._config = path, tokenizer, config
         self._vocab_size = config.get_text_config(decoder=True).vocab_size
-        self._image_token = _image_token(config) if has_images else None
+        self._image_token = _image_token(config, tokenizer) if has_images else None
         self._max_length = max_length
         self._processor: ImageProcessor | None = None
 
@@ -102,14 +102,14 @@ class PromptReader:
         if self._processor is None:
             from hetero_runtime.hf.images import make_image_processor
 
-            self._processor = make_image_processor(self._path, self._config)
+            self._processor = make_image_processor(self._path, self._config, self._tokenizer)
         return self._processor
 
 
-def _image_token(config: Any) -> int:
+def _image_token(config: Any, tokenizer: Any) -> int:
     from hetero_runtime.hf.images import image_token_id
 
-    return image_token_id(config)
+    return image_token_id(config, tokenizer)
 
 
 def _expand(ids: Sequence[int], image_token: int | None, num_tokens: Sequence[int]) -> tuple[int, ...]:

@@ -10,4 +10,5 @@ kv_cache, attention, fused_attention, small_ops   what such a step is made of
 reference       the plain model, to compare with
 visual, token_cut   what a model sees, and prompts that go on with fewer tokens
 images, tokens, sampling   processors, tokenizers, logits processors
+deepseek_vl2    a model that transformers does not have, from parts that it has
 """

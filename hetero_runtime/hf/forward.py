@@ -23,8 +23,9 @@ class ForwardArguments(NamedTuple):
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Read from the signature of its class."""
-        accepted = set(inspect.signature(type(model).forward).parameters)
+        """Read from the signature of its class, and of the part to which it hands on all that is no image."""
+        parts = [model, *([model.language] if hasattr(model, "language") else [])]
+        accepted = {name for part in parts for name in inspect.signature(type(part).forward).parameters}
         return cls(
             cache_name="cache" if "cache" in accepted else "past_key_values",
             has_logits_to_keep="logits_to_keep" in accepted,
@@ -97,7 +98,7 @@ class SequenceState:
             arguments["position_ids"] = self._text_positions(ids)
         output = self._model(input_ids=ids[None], **arguments)
         self._kv = output["cache"] if "cache" in output else output["past_key_values"]
-        if images:
+        if images and self._takes.has_image_positions:
             self._position_offset = self._model.model.rope_deltas.reshape(())
         self.length += len(ids)
         logits: torch.Tensor = output.logits[0, -num_logits:].float()

@@ -10,6 +10,9 @@ import torch
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from hetero_runtime.errors import CheckpointError, RequestError
+from hetero_runtime.hf.deepseek_vl2 import DeepseekVL2Config
+from hetero_runtime.hf.deepseek_vl2.chat import IMAGE_TOKEN
+from hetero_runtime.hf.deepseek_vl2.processor import TileProcessor
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,17 +29,22 @@ class ImageProcessor(Protocol):
         where each image stands."""
 
 
-def make_image_processor(path: Path, config: Any) -> ImageProcessor:
+def make_image_processor(path: Path, config: Any, tokenizer: Any) -> ImageProcessor:
     """The image processor of the checkpoint at `path`; `config`: the model's transformers config.
 
     Raises CheckpointError when the checkpoint does not say how its images are prepared.
     """
-    return GridProcessor(path, image_token_id(config))
+    token = image_token_id(config, tokenizer)
+    return TileProcessor(path, config, token) if _has_tiles(config) else GridProcessor(path, token)
 
 
-def image_token_id(config: Any) -> int:
+def image_token_id(config: Any, tokenizer: Any) -> int:
     """The token that stands for an image, or for a part of one. `config`: the model's transformers config."""
-    return int(config.image_token_id)
+    return int(tokenizer.convert_tokens_to_ids(IMAGE_TOKEN) if _has_tiles(config) else config.image_token_id)
+
+
+def _has_tiles(config: Any) -> bool:
+    return isinstance(config, DeepseekVL2Config)
 
 
 class GridProcessor:

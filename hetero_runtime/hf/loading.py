@@ -25,6 +25,7 @@ from transformers.quantizers.auto import get_hf_quantizer
 from hetero_runtime.checkpoint import Checkpoint, TensorEntry
 from hetero_runtime.checkpoint.lazy_tensor import map_tensors
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.hf import deepseek_vl2  # noqa: F401 (transformers then reads its configuration)
 from hetero_runtime.hf.architectures import Architecture, architecture_of
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.hooks import IMPLEMENTATION
@@ -62,7 +63,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
         config = config.get_text_config(decoder=True)
     _set_dtype(config, compute_dtype)
     config._experts_implementation = IMPLEMENTATION
-    model_class = getattr(transformers, architecture.model_class)
+    model_class = architecture.load_class()
     with contextlib.ExitStack() as stack:
         for context in model_class.get_init_context(compute_dtype, False, False, None):
             stack.enter_context(context)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.errors import CheckpointError
@@ -24,7 +23,7 @@ def load_reference(path: Path, *, dtype: str, device: torch.device) -> Any:
     ask_to_dequantize(config)
     if architecture.is_text_part:
         config = config.get_text_config(decoder=True)
-    model_class = getattr(transformers, architecture.model_class)
+    model_class = architecture.load_class()
     try:
         model = model_class.from_pretrained(
             path,

@@ -77,7 +77,7 @@ class StaticSequences:
             positions = torch.arange(start, start + len(ids), device=ids.device)[None]
             arguments["position_ids"] = self._position_ids(positions, self._offsets[row])
         logits = self._forward(ids[None], view, arguments)[0]
-        if images:
+        if images and self._takes.has_image_positions:
             self._offsets[row] = self._model.model.rope_deltas.reshape(())
         self._cache.keep_states(view, row)
         self._set_length(row, start + len(ids))

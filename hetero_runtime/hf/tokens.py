@@ -9,6 +9,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.hf import deepseek_vl2
+from hetero_runtime.hf.deepseek_vl2.chat import prepare_tokenizer
 
 _COPY = "Copy tokenizer.json and tokenizer_config.json from where the model came from."
 _PROBE = "a"
@@ -21,6 +23,8 @@ def load_tokenizer(path: Path) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: the tokenizer cannot be read ({reason}). {_COPY}") from error
+    if _model_type(path) == deepseek_vl2.MODEL_TYPE:
+        prepare_tokenizer(tokenizer)
     # without its files, transformers makes some models a tokenizer of no words
     if set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
         raise CheckpointError(f"{path}: holds no tokenizer: it has no token for {_PROBE!r}. {_COPY}")
@@ -29,7 +33,7 @@ def load_tokenizer(path: Path) -> Any:
 
 def eos_token_ids(path: Path, config: dict[str, Any], tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text: generation_config.json's, else config.json's, else the tokenizer's."""
-    generation = _generation_config(path / "generation_config.json")
+    generation = _json_object(path / "generation_config.json")
     candidates = [generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id]
     for ids in candidates:
         if ids is not None:
@@ -37,7 +41,11 @@ def eos_token_ids(path: Path, config: dict[str, Any], tokenizer: Any) -> frozens
     return frozenset()
 
 
-def _generation_config(file: Path) -> dict[str, Any]:
+def _model_type(path: Path) -> Any:
+    return _json_object(path / "config.json").get("model_type")
+
+
+def _json_object(file: Path) -> dict[str, Any]:
     """Empty when there is no such file: a checkpoint may do without."""
     if not file.is_file():
         return {}

@@ -17,7 +17,7 @@ Region = Literal["backbone", "shared", "vision", "mtp"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(?:(\d+)\.)?(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(\W.*|_.*|)$")
 _SHARED = re.compile(r"\.shared_(?:experts?|mlp)(?:_gate)?\.")
-_VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|image_\w+|mm_projector|multi_modal_projector)\.")
+_VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|image_\w+|(?:mm_)?projector|multi_modal_projector)\.")
 _MTP = re.compile(r"(?:^|\.)mtp\.")
 _PROJECTION = {
     "gate_proj": "gate_up_proj",

@@ -31,7 +31,7 @@ PUBLISHED = {
 def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageProcessor:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED))
-    return make_image_processor(tmp_path, SimpleNamespace(image_token_id=IMAGE))
+    return make_image_processor(tmp_path, SimpleNamespace(image_token_id=IMAGE), tokenizer=None)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (64, 48), (640, 480), (333, 777), (2000, 31)], ids=str)

@@ -9,6 +9,7 @@ import pytest
 
 from hetero_runtime.plan import read_geometry
 from tests import architectures
+from tests.deepseek_vl2_checkpoints import VARIANTS, build_deepseek_vl2
 
 LENGTH = 100
 
@@ -33,11 +34,24 @@ def _cache_bytes(value: Any, seen: dict[int, int]) -> int:
 
 @pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 def test_the_cache_takes_what_the_plan_says(name: str, tmp_path: Path) -> None:
+    folder = architectures.build_checkpoint(name, tmp_path)
+    _assert_cache_is_planned(folder, architectures.reference_model(folder))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_cache_of_deepseek_vl2(variant: str, tmp_path: Path) -> None:
     import torch
 
-    folder = architectures.build_checkpoint(name, tmp_path)
+    from hetero_runtime.hf.reference import load_reference
+
+    folder = build_deepseek_vl2(variant, tmp_path)
+    _assert_cache_is_planned(folder, load_reference(folder, dtype="float32", device=torch.device("cpu")))
+
+
+def _assert_cache_is_planned(folder: Path, model: Any) -> None:
+    import torch
+
     planned = read_geometry(folder).kv.row_bytes(LENGTH, itemsize=4)
-    model = architectures.reference_model(folder)
     with torch.no_grad():
         output = model(input_ids=architectures.prompt_ids(LENGTH), use_cache=True)
     real = _cache_bytes(output.past_key_values.layers, {})

@@ -17,6 +17,7 @@ from hetero_runtime.plan.names import parse_expert, region_of
         ("model.layers.2.mlp.experts.gate_up_proj", 2, None, "gate_up_proj"),
         ("model.layers.2.mlp.experts.gate_up_proj_blocks", 2, None, "gate_up_proj_blocks"),
         ("model.layers.2.mlp.experts.down_proj_bias", 2, None, "down_proj_bias"),
+        ("language.model.layers.9.mlp.experts.71.up_proj.weight", 9, 71, "gate_up_proj.weight"),
         ("model.language_model.layers.9.mlp.experts.down_proj", 9, None, "down_proj"),
     ],
 )
@@ -36,6 +37,10 @@ def test_routed_experts(name: str, layer: int, expert: int | None, field: str) -
         ("model.layers.3.mlp.shared_expert_gate.weight", "shared"),
         ("model.visual.blocks.3.mlp.linear_fc1.weight", "vision"),
         ("vision_tower.encoder.layers.60.mlp.fc1.weight", "vision"),
+        ("vision.blocks.26.attn.qkv.weight", "vision"),
+        ("projector.layers.2.weight", "vision"),
+        ("image_newline", "backbone"),
+        ("language.model.layers.3.mlp.shared_experts.up_proj.weight", "shared"),
         ("model.layers.4.eh_proj.weight", "mtp"),
         ("mtp.layers.0.mlp.gate.weight", "mtp"),
     ],
