@@ -26,6 +26,7 @@ STEERABLE = frozenset(
     {
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
+        "DeepseekVL2ForConditionalGeneration",
         "Glm4MoeForCausalLM",
         "GptOssForCausalLM",
         "MiniMaxM2ForCausalLM",

@@ -11,13 +11,15 @@ import torch
 
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import COVERED
+from hetero_runtime.hf.reference import load_reference
 from hetero_runtime.hf.router_choice import STEERABLE, RouterScores, let_choose
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_runtime.hf.routing_record import record_routing
 from tests.architectures import ARCHITECTURES, QUANTIZED, build_checkpoint, prompt_ids, reference_model
+from tests.deepseek_vl2_checkpoints import VARIANTS, build_deepseek_vl2
 
 NAMES = [name for name in ARCHITECTURES if name not in (*QUANTIZED, "DeepseekV4")]
-SIGMOID = ("DeepseekV3", "Moonlight", "Glm4Moe", "MiniMaxM2")
+SIGMOID = ("DeepseekV3", "Moonlight", "Glm4Moe", "MiniMaxM2", "DeepseekVL2 large")
 
 
 class Routed(NamedTuple):
@@ -27,11 +29,14 @@ class Routed(NamedTuple):
     model: Any
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, *(f"DeepseekVL2 {variant}" for variant in VARIANTS)])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Routed:
-    return Routed(
-        request.param, reference_model(build_checkpoint(request.param, tmp_path_factory.mktemp("model")))
-    )
+    folder = tmp_path_factory.mktemp("model")
+    _, _, variant = request.param.partition(" ")
+    if not variant:
+        return Routed(request.param, reference_model(build_checkpoint(request.param, folder)))
+    folder = build_deepseek_vl2(variant, folder)
+    return Routed(request.param, load_reference(folder, dtype="float32", device=torch.device("cpu")))
 
 
 @pytest.fixture
