@@ -199,8 +199,8 @@ BAD_SETTINGS: dict[str, tuple[type[HeteroError], dict[str, Any], str]] = {
     "no such section": (ConfigError, {"memori": {"slabs": 4}}, r"memori: unknown key; did you mean memory\?"),
     "not in this version": (
         ConfigError,
-        {"vision": {"keep_ratio": 0.5}},
-        r"vision.keep_ratio: 0.5 is not in",
+        {"execution": {"compile": True}},
+        r"execution.compile: true is not in",
     ),
     "wrong type": (
         ConfigError,
