@@ -4,7 +4,7 @@
     ├── ConfigError        a YAML key, a value or a combination of them
     ├── CheckpointError    a model folder: missing, truncated, wrong dtype, not covered
     ├── BudgetError        what was asked for does not fit; says the smallest change that would
-    ├── RequestError       one request: empty prompt, prompt over the context, bad sampling value
+    ├── RequestError       one request: prompt empty or over the context, bad image, bad sampling value
     │   └── RequestCancelled   the request was cancelled or ran past its deadline
     └── DeviceError        the world: no CUDA, a pin quota, out of memory; says what was tried
 

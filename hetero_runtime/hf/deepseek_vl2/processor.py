@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FILE = "processor_config.json"
 _COPY = f"Copy {FILE} from where the model came from."
+_COVERED = {"sft_format": "deepseek", "normalize": True}
+"""Settings that have one value in all released checkpoints, which is what `chat` and this module do."""
 
 
 class TileProcessor:
@@ -84,4 +86,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / FILE}: cannot be read ({error}). {_COPY}") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path / FILE}: is not a JSON object. {_COPY}")
+    for name, covered in _COVERED.items():
+        if settings.get(name, covered) != covered:
+            raise CheckpointError(
+                f"{path / FILE}: {name} is {settings[name]!r}, which is not covered; covered is {covered!r}"
+            )
     return settings

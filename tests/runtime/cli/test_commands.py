@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hetero_runtime.cli import app
 from tests.architectures import build_checkpoint
+from tests.deepseek_vl2_checkpoints import build_deepseek_vl2
 
 CPU = ("--set", "device=cpu", "--set", "execution.max_length=256")
 
@@ -71,6 +72,14 @@ def test_run_with_drafts_says_what_they_brought() -> None:
     assert decode["tokens"] == drafts["passes"] + drafts["accepted"] == 47
     assert drafts["tokens_per_pass"] == pytest.approx(47 / drafts["passes"])
     assert 0 < drafts["accepted"] <= drafts["drafted"]
+
+
+def test_run_and_verify_a_deepseek_vl2(tmp_path: Path) -> None:
+    folder, picture = build_deepseek_vl2("tiny", tmp_path / "model"), tmp_path / "red.png"
+    Image.new("RGB", (40, 30), "red").save(picture)
+    report = last_json(run("run", str(folder), *CPU, "--image", str(picture), "--max-tokens", "4", "--json"))
+    assert report["stats"]["prefill"]["tokens"] > 41
+    assert last_json(run("verify", str(folder), *CPU, "--max-tokens", "4", "--json"))["tokens_equal"] is True
 
 
 def test_run_with_an_image_says_how_much_of_it_was_kept(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_more_than_two_images_are_one_tile_each(processor: ImageProcessor) -> No
         ("[]", "is not a JSON object"),
         ("{}", "does not say how images are prepared .*candidate_resolutions"),
         ('{"candidate_resolutions": [28]}', "does not say how images are prepared"),
+        ('{"sft_format": "plain"}', "sft_format is 'plain', which is not covered; covered is 'deepseek'"),
     ],
 )
 def test_a_spoilt_processor_config(text: str | None, message: str, folder: Path) -> None:
