@@ -17,7 +17,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
     "cpu.backend": ("native", "torch"),
-    "speculation.drafter": ("none", "prompt_lookup", "autoregressive"),
 }
 """Fields whose values do not all work yet, with those that do. Other fields work as documented."""
 

@@ -160,10 +160,10 @@ def _check_speculation(config: Config, source: str) -> None:
             f"{source}: speculation.drafter: autoregressive needs a small model with the same tokenizer; "
             "name its folder in speculation.model, or write speculation.drafter: prompt_lookup"
         )
-    if drafter != "autoregressive" and model is not None:
+    if drafter not in ("autoregressive", "block") and model is not None:
         raise ConfigError(
-            f"{source}: speculation.model: {model} is for speculation.drafter: autoregressive, and the "
-            f"drafter is {drafter}; write that, or leave speculation.model out"
+            f"{source}: speculation.model: {model} is for speculation.drafter: autoregressive or block, and "
+            f"the drafter is {drafter}; write one of these, or leave speculation.model out"
         )
     if drafter == "none":
         if k != SpeculationConfig.k:

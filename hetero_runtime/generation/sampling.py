@@ -84,6 +84,11 @@ class Sampler:
         """Whether the most likely token is taken instead of a random one."""
         return self._params.is_greedy
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the next token is the most likely one by its logits alone, whatever came before."""
+        return self.is_greedy and self._transform is None
+
     def _require(self, is_sound: bool, logits: torch.Tensor) -> None:
         """Raise the RequestError of this step unless its logits are sound."""
         if is_sound:

@@ -12,6 +12,9 @@ from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry, TensorGroup, tensor_group
 from hetero_runtime.plan.kv import KvGeometry, read_kv
 from hetero_runtime.plan.model_config import TextConfig
+from hetero_runtime.prediction.locate import beside
+
+_SUFFIX = ".drafter"
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,13 @@ class DrafterGeometry:
 
     weights: TensorGroup
     kv: KvGeometry
+    feature_elements: int = 0
+    """What it hears of a token of the prompt, until it drafts."""
 
     def num_bytes(self, itemsize: int, *, rows: int, length: int) -> int:
         """Bytes at `itemsize` bytes an element, for `rows` texts of `length` tokens."""
-        return self.weights.num_bytes(itemsize) + rows * self.kv.row_bytes(length, itemsize)
+        heard = length * self.feature_elements * itemsize
+        return self.weights.num_bytes(itemsize) + rows * (self.kv.row_bytes(length, itemsize) + heard)
 
 
 def read_drafter(config: SpeculationConfig, target: Geometry) -> DrafterGeometry | None:
@@ -34,15 +40,38 @@ def read_drafter(config: SpeculationConfig, target: Geometry) -> DrafterGeometry
     """
     if config.drafter != "none":
         _check_target(config, target)
-    if config.model is None:
+    folder = drafter_folder(config, target.path)
+    if folder is None:
         return None
-    folder = Path(config.model).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"speculation.model: {folder} is no folder; name that of a Hugging Face model")
+        raise ConfigError(_not_there(config, folder))
     checkpoint = Checkpoint.open(folder)
     shape = TextConfig.of(folder / CONFIG_NAME, checkpoint.config)
+    heard = checkpoint.entries.get("fc.weight") if config.drafter == "block" else None
     return DrafterGeometry(
-        tensor_group(checkpoint.entries.values()), read_kv(shape, shape.integer("num_hidden_layers"))
+        tensor_group(checkpoint.entries.values()),
+        read_kv(shape, shape.integer("num_hidden_layers")),
+        feature_elements=heard.shape[-1] if heard else 0,
+    )
+
+
+def drafter_folder(config: SpeculationConfig, target: Path) -> Path | None:
+    """The folder of what drafts for the model in `target`; None where that is no model.
+
+    A block drafter without a name lies beside its target, named like it: `model.drafter/` is of `model/`.
+    """
+    if config.model is not None:
+        return Path(config.model).expanduser()
+    return beside(target, _SUFFIX) if config.drafter == "block" else None
+
+
+def _not_there(config: SpeculationConfig, folder: Path) -> str:
+    if config.model is not None:
+        return f"speculation.model: {folder} is no folder; name that of a Hugging Face model"
+    return (
+        f"speculation.drafter: block needs a drafter trained for this model, and {folder} does not exist; "
+        "name the folder of a DFlash checkpoint in speculation.model, or write speculation.drafter: "
+        "prompt_lookup"
     )
 
 

@@ -2,6 +2,7 @@
 
 prompt_lookup     the text itself: what followed the same few tokens before
 autoregressive    a small model with the same tokenizer
+block             a network that reads the model's own hidden states, a whole block at once
 
     text  a b c          drafted  d e f          the model reads  c d e f  at once
                          it says  d e X          committed        d e X    and forgets f

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ class DraftRow(ABC):
     def draft(self, history: Sequence[int], count: int) -> Draft:
         """At most `count` tokens to follow `history`, which is all of the text so far and has only grown
         since the last call."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Around each pass of the model over this text: its prompt, then every check. `keep` comes next."""
+        return nullcontext()
+
+    def keep(self, count: int) -> None:  # noqa: B027 (most drafters do not listen)
+        """Of the tokens of the last pass only the first `count` belong to the text."""
 
 
 class Drafter(ABC):

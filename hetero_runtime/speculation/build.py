@@ -9,10 +9,15 @@ import torch
 
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.hf.architectures import Architecture
+from hetero_runtime.hf.hidden_states import HiddenStates
+from hetero_runtime.hf.loading import DTYPES
 from hetero_runtime.hf.rewind import RewindableSequences
 from hetero_runtime.hf.router_choice import let_choose
+from hetero_runtime.no_room import no_room_for
+from hetero_runtime.plan.drafter import drafter_folder
 from hetero_runtime.routing.build import steerable_shape
 from hetero_runtime.speculation.base import Drafter
+from hetero_runtime.speculation.block.shape import check_target
 from hetero_runtime.speculation.block_routing import BlockRouting, BlockSequences
 from hetero_runtime.speculation.checked import CheckedSequences
 from hetero_scheduler.routing import BlockPool, BlockSelection, Shape
@@ -58,6 +63,8 @@ def _make_drafter(config: ResolvedConfig, tokenizer: Any, model: Any) -> Drafter
         from hetero_runtime.speculation.prompt_lookup import PromptLookup
 
         return PromptLookup()
+    if asked.drafter == "block":
+        return _make_block_drafter(config, model)
     from hetero_runtime.hf.drafter import load_drafter
     from hetero_runtime.speculation.autoregressive import AutoregressiveDrafter
 
@@ -66,6 +73,25 @@ def _make_drafter(config: ResolvedConfig, tokenizer: Any, model: Any) -> Drafter
     drafter = load_drafter(asked.model, tokenizer, dtype=config.model.dtype, device=device)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     return AutoregressiveDrafter(drafter, vocab_size=vocab_size, device=device)
+
+
+def _make_block_drafter(config: ResolvedConfig, model: Any) -> Drafter:
+    from hetero_runtime.speculation.block.drafter import BlockDrafter, Target
+    from hetero_runtime.speculation.block.file import read_network
+
+    folder = drafter_folder(config.speculation, config.model.path)
+    assert folder is not None, "a block drafter has a folder"
+    device, text = torch.device(config.device), model.config.get_text_config(decoder=True)
+    with no_room_for("the drafter", device, fix="take speculation.drafter: prompt_lookup"):
+        network = read_network(folder, dtype=DTYPES[config.model.dtype], device=device)
+    check_target(network.shape, folder, config.model.path, text=text)
+    target = Target(
+        HiddenStates(model, network.shape.target_layers),
+        model.get_input_embeddings(),
+        model.get_output_embeddings(),
+        vocab_size=text.vocab_size,
+    )
+    return BlockDrafter(network, target, device=device)
 
 
 def _make_blocks(config: ResolvedConfig, model: Any, architecture: Architecture) -> BlockRouting | None:

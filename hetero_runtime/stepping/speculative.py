@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
+
 from hetero_runtime.generation import Request
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.profiling import span
-from hetero_runtime.speculation import CheckedSequences, CheckedText, DraftRow, Speculation
+from hetero_runtime.speculation import CheckedSequences, CheckedText, Draft, DraftRow, Speculation
 from hetero_runtime.speculation.acceptance import committed
 from hetero_runtime.stepping.base import Stepper, Tokens
 from hetero_runtime.stepping.eager import EagerTokens
@@ -42,18 +44,35 @@ class SpeculativeStepper(Stepper):
 
 
 class DraftedText(NamedTuple):
-    """One text in the model, and who drafts at most `k` tokens of it at a time."""
+    """One text in the model, and who drafts at most `k` tokens of it at a time and hears how it is read."""
 
     sequence: CheckedText
     drafts: DraftRow
     k: int
+
+    def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """As for `hf.forward.Sequence`."""
+        with self.drafts.listening():
+            logits = self.sequence.extend(ids, images)
+        self.drafts.keep(len(ids))
+        return logits
+
+    def check(self, last: int, draft: Draft, device: torch.device) -> torch.Tensor:
+        """As for CheckedText."""
+        with self.drafts.listening():
+            return self.sequence.check(last, draft, device)
+
+    def keep(self, count: int) -> None:
+        """As for CheckedText."""
+        self.sequence.keep(count)
+        self.drafts.keep(count)
 
 
 class SpeculativeTokens(EagerTokens):
     """Committed tokens wait here; a pass runs only when a token after them is asked for."""
 
     def __init__(self, text: DraftedText, passes: Passes, request: Request, checkpoint: Checkpoint) -> None:
-        super().__init__(text.sequence, passes, request, checkpoint)
+        super().__init__(text, passes, request, checkpoint)
         self._text = text
         self._ready: deque[int] = deque()
 
@@ -64,17 +83,17 @@ class SpeculativeTokens(EagerTokens):
 
     def _step(self) -> None:
         """Draft, check, commit. Drafting belongs to the time of the pass."""
-        sequence, history = self._text.sequence, self._history
+        text, history = self._text, self._history
         num_generated = len(history) - len(self._request.prompt_ids)
-        most = min(self._text.k, self._request.params.max_tokens - num_generated - 1)
+        most = min(text.k, self._request.params.max_tokens - num_generated - 1)
         with self._passes.one(Phase.DECODE, num_tokens=1, checkpoint=self._checkpoint):
             began_s = time.perf_counter()
             with span("draft"):
-                draft = self._text.drafts.draft(history, most)
+                draft = text.drafts.draft(history, most)
             draft_s = time.perf_counter() - began_s
-            logits = sequence.check(history[-1], draft, self._passes.device)
+            logits = text.check(history[-1], draft, self._passes.device)
             tokens = committed(logits, draft, self._sampler, history=history)
-            sequence.keep(len(tokens))
+            text.keep(len(tokens))
             self._passes.stats.drafted(len(draft.token_ids), accepted=len(tokens) - 1, seconds=draft_s)
         history += tokens
         self._ready.extend(tokens)

@@ -18,6 +18,7 @@ from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.plan.kv import head_size, layer_kinds
 from hetero_runtime.plan.model_config import TextConfig
+from hetero_runtime.prediction.fingerprint import config_sha256
 
 ARCHITECTURE = "DFlashDraftModel"
 TARGET_SHA256 = "target_config_sha256"
@@ -90,6 +91,24 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> BlockShape:
         context=text.integer("max_position_embeddings"),
         target_sha256=config.get(TARGET_SHA256),
     )
+
+
+def check_target(shape: BlockShape, folder: Path, target: Path, *, text: Any) -> None:
+    """Raise CheckpointError unless the drafter in `folder` can serve the model in `target`, whose text
+    configuration is `text`."""
+    differing = {
+        "layers": (shape.num_target_layers, text.num_hidden_layers),
+        "hidden size": (shape.hidden, text.hidden_size),
+        "words": (max(text.vocab_size, shape.mask_token + 1), text.vocab_size),
+    }
+    if shape.target_sha256 is not None:
+        differing["config.json"] = (shape.target_sha256[:12], config_sha256(target)[:12])
+    for name, (wanted, found) in differing.items():
+        if wanted != found:
+            raise CheckpointError(
+                f"{folder}: was made for another model than {target}: its {name} {wanted}, this one's "
+                f"{found}; take this model's own drafter, or write speculation.drafter: prompt_lookup"
+            )
 
 
 def as_config(shape: BlockShape, *, vocab_size: int) -> dict[str, Any]:
