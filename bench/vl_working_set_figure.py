@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bench.visual_routing import Floats
 from bench.vl_working_set import KEEP_RATIOS, Case, WorkingSet
@@ -45,8 +46,9 @@ def _heat(axes: Axes, load: Floats, what: str) -> None:
     share = load / np.maximum(load.sum(axis=1, keepdims=True), 1)
     axes.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=4 / share.shape[1], interpolation="nearest")
     axes.set_title(f"choices of experts: {what}", fontsize=9)
-    axes.set_xlabel("expert", fontsize=8)
+    _count(axes, "expert")
     axes.set_ylabel("MoE layer", fontsize=8)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _coverage(axes: Axes, sets: Sequence[WorkingSet]) -> None:
@@ -84,6 +86,11 @@ def _line(axes: Axes, case: Case, places: Floats | np.ndarray, values: Floats) -
 
 def _finish(axes: Axes, title: str, label: str) -> None:
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel(label, fontsize=8)
+    _count(axes, label)
     axes.legend(frameon=False, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _count(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label, fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -2,6 +2,7 @@
 
 base             the contract, for one kind of model each
 qwen3_vl_moe     Qwen3-VL, whose encoder also adds features between decoder layers
+deepseek_vl2     tiles in a layout with marks, which stay
 attention        what the tokens of an encoder receive from its last attention
 
 Another model plugs in with a module here and its line in `visual_part`.
@@ -23,4 +24,8 @@ def visual_part(model: Any) -> VisualPart | None:
         from hetero_runtime.hf.visual.qwen3_vl_moe import Qwen3VLMoePart
 
         return Qwen3VLMoePart(model)
+    if type(model).__name__ == "DeepseekVL2ForConditionalGeneration":
+        from hetero_runtime.hf.visual.deepseek_vl2 import DeepseekVL2Part
+
+        return DeepseekVL2Part(model)
     return None

@@ -19,7 +19,7 @@ IMPLEMENTATION = "hetero_listened"
 _ATTENDS = "sdpa"
 """What transformers chooses, and what goes on to attend."""
 _HEAR = "_hetero_hear"
-_MOST_WEIGHTS = 1 << 24
+_MOST_WEIGHTS = 1 << 22
 """Attention weights in memory at once; a large image has billions."""
 
 HearAttention = Callable[[torch.Tensor, torch.Tensor, float], None]
