@@ -213,8 +213,8 @@ def main() -> None:
         f"{arguments.model.name}, {len(pairs)} prompts, {arguments.prefix} layers pinned, LRU at "
         f"{arguments.residency:.0%}"
     )
-    draw(sets, arguments.out / "vl_working_set.png", title=about)
     ResultFile.write("vl_working_set", rows_of(sets, about=about), folder=arguments.out)
+    draw(sets, arguments.out / "vl_working_set.png", title=about)
 
 
 if __name__ == "__main__":

@@ -55,17 +55,17 @@ def test_the_bench_writes_rows_and_a_picture(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["vl_working_set", str(folder), "--pairs", f"{__name__}:noise", "--num", "1", "--prefix", "1"]
-    monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path / "new")])
     monkeypatch.setattr(vl_working_set, "import_module", lambda _name: sys.modules[__name__])
     vl_working_set.main()
-    rows = {row.id: row for row in ResultFile.read(tmp_path / "vl_working_set.json").rows}
+    rows = {row.id: row for row in ResultFile.read(tmp_path / "new" / "vl_working_set.json").rows}
     assert {f"vl.hit_rate_{case.name}" for case in CASES} <= set(rows)
     ratio = rows["vl.working_set_ratio_50"]
     experts = rows["vl.experts_affinity_50"].value / rows["vl.experts_saliency_50"].value
     assert ratio.value == pytest.approx(experts)
     assert ratio.target == "<=1"
     assert "load entropy" in rows["vl.hit_rate_none_100"].note
-    assert (tmp_path / "vl_working_set.png").stat().st_size > 10_000
+    assert (tmp_path / "new" / "vl_working_set.png").stat().st_size > 10_000
 
 
 def test_pairs_are_named_by_module_and_function() -> None:
