@@ -123,7 +123,7 @@ class Compressor:
 @contextmanager
 def _clock(prompt: _Prompt, device: torch.device) -> Iterator[None]:
     """Adds to the prompt's seconds. A CUDA device first ends what it was given before, and then what is here:
-    both waits come once a prompt."""
+    two waits for an image and two for the prompt."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began_s = time.perf_counter()
