@@ -32,7 +32,7 @@ from bench.cpu_expert_records import Bytes, Floats, layer_reference, make_form, 
 from bench.cpu_experts import FORMATS, HIDDEN, INTERMEDIATE, TOP_K, Bank, against_torch, one_token
 from bench.harness import ResultFile, Row, attempt
 from hetero_cpu_kernels.experts import CpuExperts, ExpertForm, Routing
-from hetero_cpu_kernels.ktransformers import KtLayer, KtPool
+from hetero_cpu_kernels.ktransformers import CallMemory, KtLayer, KtPool
 from hetero_cpu_kernels.ktransformers.library import quiet
 from hetero_cpu_kernels.pool import WorkerPool, place_workers
 from hetero_cpu_kernels.topology import read_topology
@@ -181,7 +181,8 @@ def compare_format(name: str, pool: WorkerPool, their_pool: KtPool) -> list[Row]
     """Make a layer, their copy of it, and compare."""
     layer = Layer.of(name)
     records = layer.bank.reshape(NUM_EXPERTS, -1)
-    copy = KtLayer(their_pool, layer.form, records, top_k=TOP_K, most_tokens=max(CALLS))
+    memory = CallMemory(HIDDEN, top_k=TOP_K, most_tokens=max(CALLS))
+    copy = KtLayer(their_pool, layer.form, records, memory=memory)
     ours = our_side(CpuExperts(layer.form, pool), pool, layer.bank)
     return compare(layer, ours, their_side(copy, their_pool))
 

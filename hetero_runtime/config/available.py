@@ -16,7 +16,6 @@ AVAILABLE: Mapping[str, tuple[Any, ...]] = {
     "eviction.policy": ("lru", "lfu", "lfru", "belady", "logical"),
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
-    "cpu.backend": ("native", "torch"),
 }
 """Fields whose values do not all work yet, with those that do. Other fields work as documented."""
 

@@ -2,6 +2,7 @@
 
 base            the contract of a backend: work in, sum out
 native          our kernels, packed records too         torch_loop      torch's own products
+ktransformers   kt-kernel's, on a copy of its own
 work            a part of a layer as work               misses          the part of a layer, start to sum
 calibration     what experts cost on this machine       build           all of it, from a configuration
 form            a record, described to the kernels

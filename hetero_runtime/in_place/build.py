@@ -6,9 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero_cpu_kernels.experts import ExpertForm, Target, best_target, is_executable, target, targets_here
+from hetero_cpu_kernels.ktransformers import KtPool, check_form, spare_cpus
+from hetero_cpu_kernels.ktransformers import load as load_kt
 from hetero_cpu_kernels.pool import WorkerPool, place_workers
 from hetero_gpu import SlabCache
 from hetero_gpu.packed import PackedLayout
@@ -30,6 +34,7 @@ from hetero_runtime.hf.hooks import expert_mlp
 from hetero_runtime.in_place.base import InPlaceExperts
 from hetero_runtime.in_place.calibration import Sample, measure_costs
 from hetero_runtime.in_place.form import in_place_form
+from hetero_runtime.in_place.ktransformers import KtExperts
 from hetero_runtime.in_place.misses import InPlaceMisses, OnDevice
 from hetero_runtime.in_place.native import NativeExperts
 from hetero_runtime.in_place.torch_loop import TorchExperts
@@ -63,10 +68,15 @@ def check_in_place(config: ResolvedConfig, routed: Routed, sources: Sequence[Exp
                 "which lies on the GPU; write misses.handler: load"
             )
         return
-    _target(config)
-    _cpus(config)
+    cpus = _cpus(config)
+    if config.cpu.backend == "native":
+        _target(config)
     plan = plan_experts(sources[:1])  # all layers are alike
     table = make_filling(plan, make_quantizer(plan, config.model.experts), None).table
+    if config.cpu.backend == "ktransformers":
+        form = _form(config, routed, table.layout, table.forms, None)
+        _check_kt(config, form, table.num_experts, cpus)
+        return
     packing = packing_of(table.layout) if config.memory.packed else None
     _form(config, routed, table.layout, table.forms, packing)
 
@@ -109,6 +119,8 @@ def make_in_place_experts(config: ResolvedConfig, routed: Routed, store: BankSto
             dtype=routed.dtype,
             num_threads=config.cpu.workers,
         )
+    if config.cpu.backend == "ktransformers":
+        return _make_kt(config, routed, store)
     form = _form(config, routed, store.layout, store.forms, store.packing)
     pool = WorkerPool(_cpus(config))
     try:
@@ -118,6 +130,42 @@ def make_in_place_experts(config: ResolvedConfig, routed: Routed, store: BankSto
     except BaseException:
         pool.close()
         raise
+
+
+def _make_kt(config: ResolvedConfig, routed: Routed, store: BankStore) -> InPlaceExperts:
+    """From plain records: kt-kernel repacks them anyway."""
+    form, cpus = _form(config, routed, store.layout, store.forms, None), _cpus(config)
+    _check_kt(config, form, store.num_experts, cpus)
+
+    def records(layer: int) -> npt.NDArray[np.uint8]:
+        keys = [ExpertKey(layer, expert) for expert in range(store.num_experts)]
+        if store.packing is not None:
+            return np.stack([store.plain_record(key).numpy() for key in keys])
+        first = store.table.row(keys[0])
+        all_records: npt.NDArray[np.uint8] = store.records.numpy().reshape(-1, store.stored_bytes)
+        return all_records[first : first + len(keys)]
+
+    pool = KtPool(cpus)
+    try:
+        return KtExperts(form, pool, records=records, num_layers=store.num_layers)
+    except BaseException:
+        pool.close()
+        raise
+
+
+def _check_kt(config: ResolvedConfig, form: ExpertForm, num_experts: int, cpus: tuple[int, ...]) -> None:
+    why = None
+    if config.model.dtype != "bfloat16":
+        why = f"it computes in bfloat16, and model.dtype is {config.model.dtype}"
+    else:
+        try:
+            load_kt()
+            check_form(form, num_experts)
+            spare_cpus(cpus)
+        except (ImportError, ValueError) as error:
+            why = str(error)
+    if why is not None:
+        raise ConfigError(f"cpu.backend: ktransformers cannot be: {why}; or write cpu.backend: native")
 
 
 def _policy(
@@ -166,7 +214,8 @@ def _form(
         return in_place_form(expert_format(layout, forms, routed.modules[0]), packing)
     except UnreadableError as error:
         raise ConfigError(
-            f"cpu.backend: native cannot compute these experts: {error}; write cpu.backend: torch"
+            f"cpu.backend: {config.cpu.backend} cannot compute these experts: {error}; write "
+            "cpu.backend: torch"
         ) from error
 
 

@@ -12,8 +12,8 @@ import pytest
 from bench.cpu_expert_records import Bytes, Floats, make_form, random_record, relative_error
 from hetero_cpu_kernels.experts import ExpertForm
 from hetero_cpu_kernels.experts.reference import expert_reference
-from hetero_cpu_kernels.ktransformers import KtLayer, KtPool, is_installed, load
-from hetero_cpu_kernels.ktransformers.layer import check_form, to_bfloat16
+from hetero_cpu_kernels.ktransformers import CallMemory, KtLayer, KtPool, check_form, is_installed, load
+from hetero_cpu_kernels.ktransformers.layer import to_bfloat16
 
 NUM_EXPERTS, TOP_K, MOST_TOKENS = 8, 3, 40
 MOST_ERROR = {"bfloat16": 5e-3, "fp8": 5e-3, "int8": 3e-2, "int4": 2e-2}
@@ -38,7 +38,7 @@ def test_a_layer_is_its_own_copy_and_gives_what_the_reference_does(name: str, po
     form, rng = make_form(name, 256, 128), np.random.default_rng(0)
     records = np.stack([random_record(form, rng)[0] for _ in range(NUM_EXPERTS)])
     handed = records.copy()
-    layer = KtLayer(pool, form, handed, top_k=TOP_K, most_tokens=MOST_TOKENS)
+    layer = KtLayer(pool, form, handed, memory=CallMemory(256, top_k=TOP_K, most_tokens=MOST_TOKENS))
     handed[:] = 0
     for num_tokens in (1, 7, MOST_TOKENS):
         hidden = to_bfloat16(rng.standard_normal((num_tokens, form.hidden)).astype(np.float32))
@@ -61,7 +61,7 @@ def test_the_spinning_thread_has_no_worker_beside_it(pool: KtPool) -> None:
 @installed
 def test_what_it_prints_does_not_reach_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
     pool = KtPool(CPUS[:1])
-    KtLayer(pool, *layer_of("bfloat16"), top_k=1, most_tokens=1)
+    KtLayer(pool, *layer_of("bfloat16"), memory=CallMemory(256, top_k=1, most_tokens=1))
     pool.close()
     said = capfd.readouterr()
     assert said.out == ""

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from hetero_cpu_kernels.ktransformers.library import is_installed, load
 
 if TYPE_CHECKING:
-    from hetero_cpu_kernels.ktransformers.layer import KtLayer
-    from hetero_cpu_kernels.ktransformers.pool import KtPool
+    from hetero_cpu_kernels.ktransformers.layer import CallMemory, KtLayer, check_form
+    from hetero_cpu_kernels.ktransformers.pool import KtPool, spare_cpus
 
-__all__ = ["KtLayer", "KtPool", "is_installed", "load"]
+__all__ = ["CallMemory", "KtLayer", "KtPool", "check_form", "is_installed", "load", "spare_cpus"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KtLayer":
-        from hetero_cpu_kernels.ktransformers.layer import KtLayer
+    if name in ("KtPool", "spare_cpus"):
+        from hetero_cpu_kernels.ktransformers import pool
 
-        return KtLayer
-    if name == "KtPool":
-        from hetero_cpu_kernels.ktransformers.pool import KtPool
+        return getattr(pool, name)
+    if name in ("CallMemory", "KtLayer", "check_form"):
+        from hetero_cpu_kernels.ktransformers import layer
 
-        return KtPool
+        return getattr(layer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

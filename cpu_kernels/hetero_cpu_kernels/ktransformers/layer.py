@@ -91,53 +91,71 @@ def _check_scales(matrix: Matrix) -> None:
         )
 
 
+class CallMemory:
+    """What goes into a call and comes out of it, for one layer after another: their models keep one.
+
+    `top_k`: the most experts of one token; `most_tokens`: of one call (kt-kernel would write more of them
+    behind the end of its memory).
+    """
+
+    def __init__(self, hidden: int, *, top_k: int, most_tokens: int) -> None:
+        self.top_k, self.most_tokens = top_k, most_tokens
+        self.num_tokens = _zeros((1,), np.int32)
+        self.experts = _zeros((most_tokens, top_k), np.int64)
+        self.weights = _zeros((most_tokens, top_k), np.float32)
+        self.hidden = _zeros((most_tokens, hidden), np.uint16)
+        self.out = _zeros((most_tokens, hidden), np.uint16)
+
+    def fill(self, hidden: Halves, experts: Integers, weights: Floats) -> None:
+        """Write what goes in."""
+        tokens = len(hidden)
+        assert tokens <= self.most_tokens, f"{tokens} tokens in a call for {self.most_tokens}"
+        self.num_tokens[0] = tokens
+        self.hidden[:tokens], self.experts[:tokens], self.weights[:tokens] = hidden, experts, weights
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """As kt-kernel's task takes them: experts, weights, hidden, out."""
+        return tuple(_at(array) for array in (self.experts, self.weights, self.hidden, self.out))
+
+
 class KtLayer:
     """`records`: uint8 `[experts, bytes]`, plain, all experts of the layer; only read while this is made.
 
-    `top_k`: the most experts of one token; `most_tokens`: of one call, for whose activations memory is kept
-    (more of them would be written behind its end). Raises ValueError for what `check_form` refuses.
+    One call at a time of all layers that share a pool or `memory`. Raises ValueError for what `check_form`
+    refuses.
     """
 
-    def __init__(
-        self, pool: KtPool, form: ExpertForm, records: Bytes, *, top_k: int, most_tokens: int
-    ) -> None:
+    def __init__(self, pool: KtPool, form: ExpertForm, records: Bytes, *, memory: CallMemory) -> None:
         check_form(form, len(records))
-        self.form, self.top_k, self.most_tokens = form, top_k, most_tokens
-        self._pool = pool
-        self._hidden = _zeros((most_tokens, form.hidden), np.uint16)
-        self._out = _zeros((most_tokens, form.hidden), np.uint16)
-        self._experts = _zeros((most_tokens, top_k), np.int64)
-        self._weights = _zeros((most_tokens, top_k), np.float32)
-        self._num_tokens = _zeros((1,), np.int32)
+        self.form = form
+        self._pool, self._memory = pool, memory
         self._is_on_device = _zeros((len(records),), np.bool_)  # none is: it computes all it is asked for
         with quiet():
             self._moe = self._make(records)
-        arrays = self._experts, self._weights, self._hidden, self._out
         # Made once: each task is memory that kt-kernel never gives back.
-        self._task = self._moe.forward_task(_at(self._num_tokens), top_k, *(_at(a) for a in arrays), False)
+        self._task = self._moe.forward_task(_at(memory.num_tokens), memory.top_k, *memory.addresses, False)
 
     def submit(self, hidden: Halves, experts: Integers, weights: Floats) -> None:
         """Start one call, which `wait` ends. `hidden`: bfloat16 bits `[T, H]`, `experts` `[T, K]` with -1 for
         none, `weights` `[T, K]`, all copied; K is `top_k`, T at most `most_tokens`."""
-        tokens = len(hidden)
-        assert tokens <= self.most_tokens, f"{tokens} tokens in a call for {self.most_tokens}"
-        self._num_tokens[0] = tokens
-        self._hidden[:tokens], self._experts[:tokens], self._weights[:tokens] = hidden, experts, weights
+        self._memory.fill(hidden, experts, weights)
         self._pool.submit(self._task)
 
     def wait(self) -> Halves:
         """The layer's sum as bfloat16 bits `[T, H]`: a view, until the next call."""
         self._pool.wait()
-        return self._out[: self._num_tokens[0]]
+        out: Halves = self._memory.out[: self._memory.num_tokens[0]]
+        return out
 
     def _make(self, records: Bytes) -> Any:
         """kt-kernel's layer with its copy of the weights."""
         module, kind, form = load().moe, _KINDS[self.form.up.encoding], self.form
         config = module.MOEConfig(
-            len(records), self.top_k, form.hidden, form.intermediate, _at(self._is_on_device)
+            len(records), self._memory.top_k, form.hidden, form.intermediate, _at(self._is_on_device)
         )
         config.layer_idx, config.pool = 0, self._pool.backend
-        config.max_len = -(-self.most_tokens // _TOKEN_STEP) * _TOKEN_STEP
+        config.max_len = -(-self._memory.most_tokens // _TOKEN_STEP) * _TOKEN_STEP
         held: list[Halves] = []
         if form.up.encoding == "int8":
             held = _bfloat16_matrices(records, form)

@@ -30,13 +30,7 @@ class KtPool:
 
     def __init__(self, cpus: Sequence[int]) -> None:
         extension = load()
-        self.num_workers = len(cpus)
-        self.spare_cpus = os.sched_getaffinity(0) - set(cpus)
-        if not self.spare_cpus:
-            raise ValueError(
-                f"kt-kernel has a thread that spins beside its workers: {len(cpus)} of them leave no "
-                "processor of this process to it"
-            )
+        self.num_workers, self.spare_cpus = len(cpus), spare_cpus(cpus)
         before = set(_thread_names())
         config = extension.WorkerPoolConfig()
         config.subpool_count, config.subpool_numa_map = 1, [0]
@@ -66,6 +60,17 @@ class KtPool:
         """End the threads. No task is running, and no layer is used any more."""
         with quiet():
             self._queue = None
+
+
+def spare_cpus(cpus: Sequence[int]) -> set[int]:
+    """The processors beside those of workers. Raises ValueError where there is none."""
+    spare = os.sched_getaffinity(0) - set(cpus)
+    if not spare:
+        raise ValueError(
+            f"kt-kernel has a thread that spins beside its workers: {len(cpus)} of them leave no processor "
+            "of this process to it"
+        )
+    return spare
 
 
 def _started(before: Set[int], num_workers: int) -> tuple[list[int], list[int]]:

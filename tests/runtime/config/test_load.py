@@ -107,7 +107,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
         ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
         ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
         ("execution.compile", "true", "false"),
-        ("cpu.backend", "ktransformers", "native, torch"),
     ],
 )
 def test_what_comes_later_is_refused_not_ignored(path: str, value: str, works: str) -> None:

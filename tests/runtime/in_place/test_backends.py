@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,11 +14,13 @@ import pytest
 import torch
 from numba import cfunc
 
+from hetero_cpu_kernels.ktransformers import is_installed
 from hetero_runtime.config import load_config
 from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.in_place import InPlaceExperts
 from hetero_runtime.in_place import native as native_module
 from hetero_runtime.in_place.build import check_in_place, make_in_place_experts
+from hetero_runtime.in_place.ktransformers import KtExperts
 from hetero_runtime.in_place.native import NativeExperts
 from hetero_runtime.in_place.torch_loop import TorchExperts
 from hetero_runtime.planned import decide
@@ -28,7 +31,15 @@ MOST_ERROR = {"float32": 2e-6, "bfloat16": 1e-2}
 """Of a layer's sum. bfloat16: torch rounds after each product, and the kernels of many tokens round what they
 multiply."""
 
-BACKENDS = ["native", "torch"]
+HAS_KT = is_installed() and len(os.sched_getaffinity(0)) > 1
+BACKENDS = [
+    "native",
+    "torch",
+    pytest.param(
+        "ktransformers",
+        marks=pytest.mark.skipif(not HAS_KT, reason="kt-kernel is not installed, or has no core to spin on"),
+    ),
+]
 BANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "f32": ("Qwen3Moe", {"dtype": "float32"}),
     "bf16": ("Qwen3Moe", {"dtype": "bfloat16"}),
@@ -39,8 +50,18 @@ BANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4": ("Qwen3Moe", {"dtype": "float32", "experts": "int4"}),
     "fp8": ("Qwen3MoeFp8", {"dtype": "float32"}),
 }
-UNREADABLE = {("native", "transposed"), ("native", "fp8")}
-"""Transposed weights, and scale blocks of 16 columns, which no published model has."""
+TORCH_COMPUTES_IT = r"cannot compute these experts: .*cpu.backend: torch"
+REFUSED = {
+    ("native", "transposed"): TORCH_COMPUTES_IT,
+    ("native", "fp8"): TORCH_COMPUTES_IT,  # scale blocks of 16 columns, which no published model has
+    ("ktransformers", "f32"): "it computes in bfloat16, and model.dtype is float32",
+    ("ktransformers", "mxfp4, biases"): "cannot be: it has no kernels for fp4.*or write cpu.backend: native",
+    ("ktransformers", "transposed"): TORCH_COMPUTES_IT,
+    ("ktransformers", "transposed, int8"): "it computes in bfloat16",
+    ("ktransformers", "int4"): "it computes in bfloat16",
+    ("ktransformers", "fp8"): TORCH_COMPUTES_IT,
+}
+"""By backend and bank, with what is said."""
 COUNTS = {
     "one token": ({3: 1, 5: 1, 6: 1}, 1),
     "seven tokens": ({0: 7, 2: 3, 7: 1}, 7),
@@ -102,8 +123,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
 @pytest.mark.parametrize("name", BANKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_sum_of_a_layer(backend: str, name: str, bank: GetBank, make: Make) -> None:
-    if (backend, name) in UNREADABLE:
-        with pytest.raises(ConfigError, match=r"native cannot compute these experts: .*cpu.backend: torch"):
+    if (backend, name) in REFUSED:
+        with pytest.raises(ConfigError, match=REFUSED[backend, name]):
             make(backend, bank(name))
         return
     experts = make(backend, bank(name))
@@ -136,23 +157,54 @@ def failing(plan: Any, index: Any, count: Any) -> Any:
 def test_what_goes_wrong_is_raised_at_the_wait_and_the_next_work_is_computed(
     backend: str, bank: GetBank, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experts, work = make(backend, bank("f32")), make_work(bank("f32"), {1: 1, 2: 1}, 1)
+    experts, work = make(backend, bank("bf16")), make_work(bank("bf16"), {1: 1, 2: 1}, 1)
     if isinstance(experts, TorchExperts):
         monkeypatch.setattr(experts, "_parameters", lambda key: 1 / 0)
         error: type[Exception] = ZeroDivisionError
+    elif isinstance(experts, KtExperts):
+        monkeypatch.setattr(experts._pool, "wait", fail)
+        error = DeviceError
     else:
         assert isinstance(experts, NativeExperts)
         monkeypatch.setattr(experts._experts, "_job", failing)
         error = DeviceError
     experts.submit(work)
-    with pytest.raises(error, match=r"division by zero|left alone by another"):
+    with pytest.raises(error, match=r"division by zero|left alone by another|kt-kernel failed: no"):
         experts.wait()
     monkeypatch.undo()
     experts.submit(work)
-    assert relative_error(experts.wait().total, bank("f32").reference(work)) < MOST_ERROR["float32"]
+    assert relative_error(experts.wait().total, bank("bf16").reference(work)) < MOST_ERROR["bfloat16"]
 
 
-# ---- native alone
+def fail() -> None:
+    raise RuntimeError("no")
+
+
+# ---- one alone
+
+
+@pytest.mark.skipif(HAS_KT, reason="kt-kernel is installed")
+def test_kt_kernel_is_asked_for_before_anything_is_read(bank: GetBank, make: Make) -> None:
+    with pytest.raises(
+        ConfigError, match=r"ktransformers cannot be: kt-kernel is not installed; pip install"
+    ):
+        make("ktransformers", bank("bf16"))
+
+
+@pytest.mark.skipif(not HAS_KT, reason="kt-kernel is not installed, or has no core to spin on")
+def test_a_token_with_more_experts_than_a_row_of_kt_kernel_has(bank: GetBank, make: Make) -> None:
+    experts = make("ktransformers", bank("bf16"))
+    work = make_work(bank("bf16"), dict.fromkeys(range(12), 3), 3)
+    experts.submit(work)
+    assert relative_error(experts.wait().total, bank("bf16").reference(work)) < MOST_ERROR["bfloat16"]
+
+
+@pytest.mark.skipif(not HAS_KT, reason="kt-kernel is not installed, or has no core to spin on")
+def test_more_rows_than_a_call_of_kt_kernel_takes(bank: GetBank, make: Make) -> None:
+    experts = make("ktransformers", bank("bf16"))
+    work = make_work(bank("bf16"), {1: 300, 3: 200, 4: 1}, 300)
+    experts.submit(work)
+    assert relative_error(experts.wait().total, bank("bf16").reference(work)) < MOST_ERROR["bfloat16"]
 
 
 @pytest.mark.parametrize("name", ["bf16", "packed", "mxfp4, biases"])

@@ -321,6 +321,16 @@ def test_experts_on_the_cpu_take_room_to_work_and_no_second_copy(qwen3_30b: Geom
     assert [other for other in after.rows if other.name != IN_PLACE] == list(before.rows)
 
 
+def test_kt_kernel_keeps_a_second_copy_and_the_plan_says_so(qwen3_30b: Geometry) -> None:
+    box = _box(ram=256 * GIB)
+    tree = {"misses": {"handler": "cpu"}, "cpu": {"backend": "ktransformers", "threads": 8}}
+    (row,) = [row for row in _plan(qwen3_30b, box, tree).rows if row.name == IN_PLACE]
+    assert qwen3_30b.bank_bytes < row.decode < row.prefill < qwen3_30b.bank_bytes + 1 * GIB
+    int4 = replace(qwen3_30b, expert_dtype="int4")
+    (row,) = [row for row in _plan(int4, box, tree).rows if row.name == IN_PLACE]
+    assert row.decode > 2 * qwen3_30b.bank_bytes
+
+
 def test_no_slab_is_needed_where_the_cpu_computes_what_misses(small: Geometry) -> None:
     plan = _plan(small, _box(), {"memory": {"slabs": 0}, "misses": {"handler": "cpu"}})
     assert plan.config.memory.slabs == 0
