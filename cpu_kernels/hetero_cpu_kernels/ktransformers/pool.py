@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,4 +88,8 @@ def _started(before: Set[int], num_workers: int) -> tuple[list[int], list[int]]:
 
 
 def _thread_names() -> dict[int, str]:
-    return {int(path.name): (path / "comm").read_text() for path in _THREADS.iterdir()}
+    names: dict[int, str] = {}
+    for path in _THREADS.iterdir():
+        with suppress(FileNotFoundError):  # it ended meanwhile
+            names[int(path.name)] = (path / "comm").read_text()
+    return names
