@@ -23,6 +23,7 @@ TOKENS = (1, 4, 16, 64)
 _RUNS = 5
 _EXPERTS = 4
 """In one call, as many as a layer misses: starting a call costs something too."""
+_LEAST_CALL_S = 1e-6
 _MOST_S = 1.0
 """For each side: after so long no further number of tokens is tried."""
 
@@ -46,36 +47,38 @@ def measure_costs(
     """Both sides, in up to about two seconds: medians of a few runs, the first run of each kind not counted.
 
     `load_s`: seconds of one expert over the link, which is measured already; `overlaps`: while the device
-    computes.
+    computes. Of a call the backend's part alone is measured; the layer's shows while running.
     """
     x = torch.randn(max(TOKENS), sample.hidden, dtype=sample.dtype, device=device)
+    calls_s: list[float] = []
 
-    def compute(tokens: int, _run: int) -> None:
+    def compute(tokens: int, _run: int) -> float:
+        began = time.perf_counter()
         sample.mlp(x[:tokens], sample.params())
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        return time.perf_counter() - began
 
-    def in_place(tokens: int, run: int) -> None:
-        experts.submit(_work(sample, tokens, run))
-        experts.wait()
+    def in_place(tokens: int, run: int) -> float:
+        work, began = _work(sample, tokens, run), time.perf_counter()
+        experts.submit(work)
+        done = experts.wait()
+        calls_s.append(time.perf_counter() - began - done.seconds)
+        return done.seconds
 
     number = min(_EXPERTS, sample.num_experts)
     with beside_workers(experts.num_workers):
         side = DeviceSide(load_s, CostCurve(_seconds(compute)), overlaps)
         on_cpu = _seconds(in_place)
-    return Costs(CostCurve({tokens: seconds / number for tokens, seconds in on_cpu.items()}), side)
+    curve = CostCurve({tokens: seconds / number for tokens, seconds in on_cpu.items()})
+    return Costs(curve, side, call_s=max(_LEAST_CALL_S, statistics.median(calls_s)))
 
 
-def _seconds(run: Callable[[int, int], None]) -> dict[int, float]:
-    """Median seconds of `run(tokens, number of the run)` by tokens."""
+def _seconds(run: Callable[[int, int], float]) -> dict[int, float]:
+    """Median of what `run(tokens, number of the run)` gives, by tokens."""
     began, medians = time.perf_counter(), dict[int, float]()
     for tokens in TOKENS:
-        times = []
-        for number in range(1 + _RUNS):
-            start = time.perf_counter()
-            run(tokens, number)
-            times.append(time.perf_counter() - start)
-        medians[tokens] = statistics.median(times[1:])
+        medians[tokens] = statistics.median([run(tokens, number) for number in range(1 + _RUNS)][1:])
         if time.perf_counter() - began > _MOST_S:
             break
     return medians

@@ -18,16 +18,17 @@ ahead, where they overlap with computation, arrive when they arrive.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetero_gpu import SlabCache
 from hetero_gpu.stopwatch import Stopwatch
-from hetero_runtime.experts.compute import LayerSum
+from hetero_runtime.experts.compute import Dispatch, LayerSum
 from hetero_runtime.in_place.base import Floats, InPlaceExperts, Integers
 from hetero_runtime.in_place.cores import beside_workers
 from hetero_runtime.in_place.work import part_of
@@ -49,15 +50,18 @@ class InPlaceStats(Counters):
 class OnDevice(NamedTuple):
     """Tokens of the experts that the device computes in a layer."""
 
-    hit_tokens: Integers
-    loaded_tokens: Integers
+    hit_tokens: list[int]
+    loaded_tokens: list[int]
 
 
 class _Running(NamedTuple):
-    """What the CPU computes: its rows of the layer, and its experts' tokens."""
+    """What the CPU computes: its rows of the layer, its experts' tokens; when it had begun, and how long it
+    had taken to hand it over."""
 
     rows: Integers
-    tokens: Integers
+    tokens: list[int]
+    began: float
+    handing_s: float
 
 
 class InPlaceMisses:
@@ -84,41 +88,36 @@ class InPlaceMisses:
         """Around a pass: this thread's torch leaves their cores to the workers."""
         return beside_workers(self._experts.num_workers)
 
-    def begin(self, needed: list[ExpertKey], total: LayerSum) -> list[int]:
+    def begin(self, needed: list[ExpertKey], total: LayerSum) -> Sequence[int]:
         """Choose and start. `needed`: the layer's experts, ascending. Returns the positions of those that are
         left to the device."""
+        if self.policy.is_lost:
+            return range(len(needed))
         for lap in self._stopwatch.laps():
             self.policy.observe_device(*lap.what, lap.seconds)
-        is_miss = np.array([self._cache.lookup(key) is Lookup.MISS for key in needed])
-        misses, tokens = np.flatnonzero(is_miss), np.diff(total.dispatch.bounds)
-        chosen = np.zeros(0, dtype=np.int64)
-        if len(misses):
-            weights = total.host_weights()
-            layer = needed[0].layer
-            worth = self._worth(layer, misses, total, weights)
-            chosen = misses[
-                self.policy.choose(
-                    LayerDemand(tokens[~is_miss], tokens[misses], worth, self._cache.num_empty(layer))
-                )
-            ]
-            if len(chosen):
-                self._start(layer, chosen, total, weights)
-        self._on_device = OnDevice(tokens[~is_miss], tokens[np.setdiff1d(misses, chosen)])
+        tokens = np.diff(total.dispatch.bounds).tolist()
+        misses = {i for i, key in enumerate(needed) if self._cache.lookup(key) is Lookup.MISS}
+        hit_tokens = [count for i, count in enumerate(tokens) if i not in misses]
+        chosen = self._choose(needed[0].layer, sorted(misses), hit_tokens, total) if misses else set[int]()
+        self._on_device = OnDevice(hit_tokens, [tokens[i] for i in sorted(misses - chosen)])
         self._stopwatch.start()
-        return np.setdiff1d(np.arange(len(needed)), chosen).tolist()  # type: ignore[no-any-return]
+        return [i for i in range(len(needed)) if i not in chosen]
 
     def finish(self, total: LayerSum) -> None:
         """The device's share is submitted: add the CPU's to it. Raises what went wrong on the CPU."""
-        assert self._on_device is not None, "finish without begin"
-        if total.dispatch.num_tokens == 1:  # a prompt's layer copies ahead for the next one too
-            self._stopwatch.stop(self._on_device)
+        on_device, self._on_device = self._on_device, None
+        if on_device is not None and total.dispatch.num_tokens == 1:
+            self._stopwatch.stop(on_device)  # a prompt's layer copies ahead for the next one too
         if self._running is None:
             return
         running, self._running = self._running, None
+        began = time.perf_counter()
         done = self._experts.wait()
         total.add_rows(running.rows, done.total)
         self._stats += InPlaceStats(len(running.tokens), done.seconds)
         self.policy.observe_in_place(running.tokens, done.seconds)
+        adding_s = time.perf_counter() - max(began, running.began + done.seconds)
+        self.policy.observe_call(running.handing_s + max(0.0, adding_s))
 
     def settle(self) -> None:
         """After a pass was given up half-way: nothing is under way. What the CPU has to say about the layer
@@ -138,19 +137,34 @@ class InPlaceMisses:
         """End the workers."""
         self._experts.close()
 
-    def _worth(
-        self, layer: int, misses: Integers, total: LayerSum, weights: Floats
-    ) -> npt.NDArray[np.float64]:
+    def _choose(self, layer: int, misses: list[int], hit_tokens: list[int], total: LayerSum) -> set[int]:
+        """Those of `misses`, positions of the layer's experts, that the CPU has begun to compute."""
+        weights, dispatch = total.host_weights(), total.dispatch
+        missed = np.array(misses)
+        demand = LayerDemand(
+            hit_tokens,
+            np.diff(dispatch.bounds)[missed].tolist(),
+            self._worth(layer, missed, dispatch, weights),
+            self._cache.num_empty(layer),
+        )
+        chosen = self.policy.choose(demand)
+        if chosen:
+            self._start(layer, missed[chosen], total, weights)
+        return {misses[position] for position in chosen}
+
+    def _worth(self, layer: int, misses: Integers, dispatch: Dispatch, weights: Floats) -> list[int]:
         """Ranks: by the score that the eviction policy gives an expert, then by the router's weights."""
-        dispatch = total.dispatch
-        experts = dispatch.experts[misses]
+        scores = self._eviction.score[layer, dispatch.experts[misses]].tolist()
         flat = weights.T.reshape(-1)[dispatch.order]
-        by_router = np.add.reduceat(flat, dispatch.bounds[:-1])[misses]
-        worth = np.empty(len(misses))
-        worth[np.lexsort((by_router, self._eviction.score[layer, experts]))] = np.arange(len(misses))
-        return worth
+        by_router = np.add.reduceat(flat, dispatch.bounds[:-1])[misses].tolist()
+        ranks = [0] * len(scores)
+        for rank, i in enumerate(sorted(range(len(scores)), key=lambda i: (scores[i], by_router[i]))):
+            ranks[i] = rank
+        return ranks
 
     def _start(self, layer: int, chosen: Integers, total: LayerSum, weights: Floats) -> None:
+        began = time.perf_counter()
         part = part_of(total.dispatch, chosen, layer=layer, hidden=total.hidden, weights=weights)
         self._experts.submit(part.work)
-        self._running = _Running(part.rows, np.diff(part.work.bounds))
+        now = time.perf_counter()
+        self._running = _Running(part.rows, np.diff(part.work.bounds).tolist(), now, now - began)

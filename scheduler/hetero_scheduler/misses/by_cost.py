@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from hetero_scheduler.misses.base import Integers, LayerDemand, MissPolicy
+from hetero_scheduler.misses.base import LayerDemand, MissPolicy
 from hetero_scheduler.misses.costs import Costs
 from hetero_scheduler.misses.split import least_worth, split_by_cost
 
@@ -32,28 +30,30 @@ class ByCost(MissPolicy):
         self._num_unhelped = 0
         self.is_lost = False
 
-    def choose(self, demand: LayerDemand) -> Integers:
+    def choose(self, demand: LayerDemand) -> list[int]:
         num_loaded = min(demand.num_empty, len(demand.miss_tokens))
         free = least_worth(len(demand.miss_tokens) - num_loaded, demand.worth)
-        if self.is_lost or not len(free):
-            return np.zeros(0, dtype=np.int64)
-        chosen = free[
-            split_by_cost(
-                self.costs.in_place_s(demand.miss_tokens[free]),
-                self.costs.device_s(demand.hit_tokens, demand.miss_tokens)[num_loaded:],
-                demand.worth[free],
-            )
-        ]
-        self._num_unhelped = 0 if len(chosen) else self._num_unhelped + 1
+        if self.is_lost or not free:
+            return []
+        chosen = split_by_cost(
+            self.costs.in_place_s([demand.miss_tokens[i] for i in free]),
+            self.costs.device_s(demand.hit_tokens, demand.miss_tokens)[num_loaded:],
+            [demand.worth[i] for i in free],
+            call_s=self.costs.call_s,
+        )
+        self._num_unhelped = 0 if chosen else self._num_unhelped + 1
         if self._num_unhelped >= PATIENCE:
             self.is_lost = True
-            in_place_s = float(self.costs.in_place_s(np.ones(1, np.int64))[0])
-            self._on_lost(Verdict(in_place_s, self.costs.load_s()))
-        return chosen
+            (in_place_s,) = self.costs.in_place_s([1])
+            self._on_lost(Verdict(in_place_s + self.costs.call_s, self.costs.load_s()))
+        return [free[position] for position in chosen]
 
-    def observe_in_place(self, tokens: Integers, seconds: float) -> None:
+    def observe_in_place(self, tokens: Sequence[int], seconds: float) -> None:
         self.costs.observe_in_place(tokens, seconds)
 
-    def observe_device(self, hit_tokens: Integers, loaded_tokens: Integers, seconds: float) -> None:
+    def observe_call(self, seconds: float) -> None:
+        self.costs.observe_call(seconds)
+
+    def observe_device(self, hit_tokens: Sequence[int], loaded_tokens: Sequence[int], seconds: float) -> None:
         if len(hit_tokens) + len(loaded_tokens):
             self.costs.observe_device(hit_tokens, loaded_tokens, seconds)

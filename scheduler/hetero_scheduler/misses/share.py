@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hetero_scheduler.misses.base import Integers, LayerDemand, MissPolicy
+from hetero_scheduler.misses.base import LayerDemand, MissPolicy
 from hetero_scheduler.misses.split import least_worth
 
 
@@ -17,7 +17,7 @@ class FixedShare(MissPolicy):
             raise ValueError(f"share is {share}; it must be 0 to 1")
         self._share = share
 
-    def choose(self, demand: LayerDemand) -> Integers:
+    def choose(self, demand: LayerDemand) -> list[int]:
         num_misses = len(demand.miss_tokens)
         number = math.floor(self._share * num_misses + 0.5)
         return least_worth(max(0, min(number, num_misses - demand.num_empty)), demand.worth)

@@ -153,7 +153,7 @@ def test_a_cpu_that_loses_is_given_up_and_the_log_says_so_once(
     with load(checkpoint("Qwen3Moe"), "hybrid") as engine:
         policy = engine._parts.orchestrator._in_place.policy  # type: ignore[attr-defined]
         assert isinstance(policy, ByCost)
-        policy.costs._in_place_now.factor = 1e9
+        policy.costs._in_place_now.value = 1e9
         with caplog.at_level(logging.WARNING):
             for prompt in 3 * PROMPTS:
                 engine.generate(prompt, **OPTIONS)

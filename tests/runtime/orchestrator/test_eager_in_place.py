@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig,
 def by_cost() -> ByCost:
     """Loading an expert takes what two take on the CPU."""
     device = DeviceSide(load_s=2.0, compute=CostCurve({1: 0.001}), overlaps=True)
-    return ByCost(Costs(CostCurve({1: 1.0}), device), on_lost=lambda verdict: None)
+    return ByCost(Costs(CostCurve({1: 1.0}), device, call_s=1e-9), on_lost=lambda verdict: None)
 
 
 POLICIES: dict[str, Callable[[], MissPolicy]] = {
@@ -199,13 +199,18 @@ class Listening(FixedShare):
         super().__init__(0.5)
         self.in_place: list[tuple[list[int], float]] = []
         self.device: list[tuple[list[int], list[int]]] = []
+        self.num_calls = 0
 
-    def observe_in_place(self, tokens: np.ndarray, seconds: float) -> None:
-        self.in_place.append((tokens.tolist(), seconds))
+    def observe_in_place(self, tokens: Sequence[int], seconds: float) -> None:
+        self.in_place.append((list(tokens), seconds))
 
-    def observe_device(self, hit_tokens: np.ndarray, loaded_tokens: np.ndarray, seconds: float) -> None:
+    def observe_call(self, seconds: float) -> None:
+        assert 0 < seconds < 1
+        self.num_calls += 1
+
+    def observe_device(self, hit_tokens: Sequence[int], loaded_tokens: Sequence[int], seconds: float) -> None:
         assert seconds > 0
-        self.device.append((hit_tokens.tolist(), loaded_tokens.tolist()))
+        self.device.append((list(hit_tokens), list(loaded_tokens)))
 
 
 def test_the_policy_hears_what_layers_took() -> None:
@@ -217,7 +222,18 @@ def test_the_policy_hears_what_layers_took() -> None:
         for _ in range(2):
             rig.orchestrator.run_layer(0, torch.randn(1, HIDDEN), index, torch.ones(1, 3))
     assert policy.in_place == [([1], 1.0)] * len(rig.by_hand.asked)
+    assert policy.num_calls == len(rig.by_hand.asked)
     assert policy.device == [([1], [1])]  # of the layer before; prompts are not timed
+
+
+def test_a_policy_that_gave_up_is_asked_no_more() -> None:
+    policy = Listening()
+    policy.is_lost = True
+    rig = Rig(2, HostCopier(), policy)
+    rig.run(0, [0, 1, 2, 3])
+    assert not rig.by_hand.asked
+    assert not policy.device
+    rig.orchestrator.check()
 
 
 def test_closing_ends_the_workers() -> None:
