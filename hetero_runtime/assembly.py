@@ -132,19 +132,38 @@ class Parts:
 
     def close(self) -> None:
         """Wait for copies, then free experts, slabs and weights, whoever still holds a part."""
+        self.release().close()
+
+    def release(self) -> ExpertStore:
+        """As `close`, but for the experts, which may serve other parts of this model."""
         self.cache.close()
         self.sequences.close()
         if self.speculation is not None:
             self.speculation.drafter.close()
         self.orchestrator.close()
         self.supply.close()
-        self.store.close()
         self.slabs.close()
         self.model.to("meta")
+        return self.store
 
 
-def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Parts:
-    """Load the model that `config` names. On any error nothing stays allocated."""
+def assemble(
+    config: ResolvedConfig, *, progress: Progress | None = None, store: ExpertStore | None = None
+) -> Parts:
+    """Load the model that `config` names. On any error nothing stays allocated.
+
+    `store`: its experts, if earlier parts have released them; they are these parts' from now on, whatever
+    happens.
+    """
+    with ExitStack() as undo:
+        if store is not None:
+            undo.callback(store.close)
+        parts = _assemble(config, progress, store)
+        undo.pop_all()
+    return parts
+
+
+def _assemble(config: ResolvedConfig, progress: Progress | None, store: ExpertStore | None) -> Parts:
     device = torch.device(config.device)
     checkpoint = Checkpoint.open(config.model.path)
     skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
@@ -160,7 +179,7 @@ def assemble(config: ResolvedConfig, *, progress: Progress | None = None) -> Par
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
     with ExitStack() as undo:
-        store = _open_store(config, checkpoint, split.experts, progress)
+        store = store or _open_store(config, checkpoint, split.experts, progress)
         undo.callback(store.close)
         eviction = _make_eviction(config, store, routing)
         is_timed = bool(predictors) or splits_by_cost(config)

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -47,6 +48,7 @@ from hetero_runtime.row import Row, Shared
 from hetero_runtime.source import config_from
 from hetero_runtime.stats import EngineStats, StatsRecorder
 from hetero_runtime.stepping import make_stepper
+from hetero_runtime.tuning import find_candidates, settle
 from hetero_runtime.turns import Turns
 
 NUM_WAITING = 28
@@ -109,11 +111,16 @@ class Engine:
         """Load a model.
 
         `source`: a YAML file, a configuration as a dict, a model folder, or None for the bundled model.
-        `overrides`: keys or sections laid over it: `device="cpu", memory={"residency": 0.25}`. Raises
-        ConfigError, CheckpointError, or BudgetError (it does not fit, with the smallest change that would),
-        before any weight is read where that can be known.
+        `overrides`: keys or sections laid over it: `device="cpu", memory={"residency": 0.25}`. With
+        `preset: auto` short runs choose first, for some seconds, and the log says why. Raises ConfigError,
+        CheckpointError, or BudgetError (it does not fit, with the smallest change that would), before any
+        weight is read where that can be known.
         """
-        return cls(assemble(plan_for(config_from(source, overrides)).config, progress=progress))
+        config = config_from(source, overrides)
+        if config.preset == "auto":
+            candidates = find_candidates(partial(config_from, source, overrides))
+            return cls(settle(candidates, progress=progress).parts)
+        return cls(assemble(plan_for(config).config, progress=progress))
 
     @property
     def config(self) -> ResolvedConfig:

@@ -13,18 +13,23 @@ from hetero_runtime.config import Config, load_config
 from hetero_runtime.errors import ConfigError
 
 
-def config_from(source: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
+def config_from(
+    source: str | Path | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    beneath: Mapping[str, Any] | None = None,
+) -> Config:
     """The configuration that `Engine.load` means: a model folder stands for a file that only names it.
 
-    Raises ConfigError.
+    `beneath`: as for `load_config`. Raises ConfigError.
     """
     flat = [f"{path}={_yaml(path, value)}" for path, value in _leaves(overrides)]
     if not isinstance(source, str | Path):
-        return load_config(None if source is None else _plain(source), overrides=flat)
+        return load_config(None if source is None else _plain(source), overrides=flat, beneath=beneath)
     path = Path(source).expanduser()
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder; give a YAML file, or the folder of a model")
-    return load_config({"model": {"path": str(path)}} if path.is_dir() else path, overrides=flat)
+    named = {"model": {"path": str(path)}} if path.is_dir() else path
+    return load_config(named, overrides=flat, beneath=beneath)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

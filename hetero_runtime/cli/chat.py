@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,8 +40,10 @@ def chat_command(
     profile: ProfileOption = None,
 ) -> None:
     """Talk to MODEL, or to the bundled one. An empty line or the end of input leaves; /new starts again."""
-    from hetero_runtime.cli.loading import load_engine
-    from hetero_runtime.cli.options import config_of, with_demo_residency
+    from rich.console import Console
+
+    from hetero_runtime.cli.loading import open_engine
+    from hetero_runtime.cli.options import demo_config_of
     from hetero_runtime.planned import plan_for
     from hetero_runtime.profiling import trace_to
 
@@ -56,7 +59,8 @@ def chat_command(
     )
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     recording = trace_to(profile)
-    with load_engine(plan_for(with_demo_residency(config_of(model, config, overrides)))) as engine, recording:
+    asked = partial(demo_config_of, model, config, overrides)
+    with open_engine(plan_for(asked()), asked, Console(stderr=True)) as engine, recording:
         messages = list(opening)
         for line in _lines():
             if line == "/new":

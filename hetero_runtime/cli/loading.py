@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from rich.console import Console
+
+    from hetero_runtime.config import Config
     from hetero_runtime.engine import Engine
     from hetero_runtime.planned import Planned
 
@@ -19,3 +25,24 @@ def load_engine(planned: Planned) -> Engine:
     keep_quiet()
     with BytesProgress("reading experts") as progress:
         return Engine(assemble(planned.config, progress=progress))
+
+
+def open_engine(
+    planned: Planned, make: Callable[[Mapping[str, Any] | None], Config], console: Console
+) -> Engine:
+    """The engine of `planned`; with `preset: auto` the one that short runs choose, and why, to `console`.
+
+    `make`: the configuration with sections beneath what the user wrote; with None the one that was planned.
+    """
+    if make(None).preset != "auto":
+        return load_engine(planned)
+    from hetero_runtime.cli.progress import BytesProgress
+    from hetero_runtime.engine import Engine
+    from hetero_runtime.hf.console import keep_quiet
+    from hetero_runtime.tuning import find_candidates, settle
+
+    keep_quiet()
+    with BytesProgress("reading experts") as progress:
+        settled = settle(find_candidates(make), progress=progress)
+    console.print("preset: auto", *settled.choice.lines(), "", sep="\n", highlight=False)
+    return Engine(settled.parts)

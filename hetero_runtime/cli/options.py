@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hetero_runtime.config import Config
 
 ModelArgument = Annotated[
@@ -30,21 +32,33 @@ ProfileOption = Annotated[
 ]
 
 
-def config_of(model: str | None, file: Path | None, overrides: list[str] | None) -> Config:
-    """The configuration that the shared options mean; a model on the command line wins over the file's."""
+def config_of(
+    model: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    beneath: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration that the shared options mean; a model on the command line wins over the file's.
+    `beneath`: as for `load_config`."""
     from dataclasses import replace
 
     from hetero_runtime.config import load_config
 
-    config = load_config(file, overrides=overrides or ())
+    config = load_config(file, overrides=overrides or (), beneath=beneath)
     return config if model is None else replace(config, model=replace(config.model, path=model))
 
 
-def with_demo_residency(config: Config) -> Config:
-    """The bundled model fits anywhere; unless told otherwise it runs with a quarter of its experts resident,
-    so that what the runtime does can be seen."""
+def demo_config_of(
+    model: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    beneath: Mapping[str, Any] | None = None,
+) -> Config:
+    """As `config_of`. The bundled model fits anywhere; unless told otherwise it runs with a quarter of its
+    experts resident, so that what the runtime does can be seen."""
     from dataclasses import replace
 
+    config = config_of(model, file, overrides, beneath)
     memory = config.memory
     if config.model.path is not None or memory.slabs != "auto" or memory.residency is not None:
         return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,8 +43,8 @@ def run_command(
     """Generate text from MODEL, or from the bundled model with a quarter of its experts resident."""
     from rich.console import Console
 
-    from hetero_runtime.cli.loading import load_engine
-    from hetero_runtime.cli.options import config_of, with_demo_residency
+    from hetero_runtime.cli.loading import open_engine
+    from hetero_runtime.cli.options import demo_config_of
     from hetero_runtime.cli.summary import summary_table
     from hetero_runtime.plan import render_plan
     from hetero_runtime.planned import plan_for
@@ -60,11 +61,12 @@ def run_command(
         seed=seed,
     )
     console = Console(stderr=as_json)
-    planned = plan_for(with_demo_residency(config_of(model, config, overrides)))
+    asked = partial(demo_config_of, model, config, overrides)
+    planned = plan_for(asked())
     console.print(render_plan(planned.memory), "")
     question = _messages(prompt, images or []) if as_chat or images else prompt
     recording = trace_to(profile)
-    with load_engine(planned) as engine, recording:
+    with open_engine(planned, asked, console) as engine, recording:
         if isinstance(question, str):
             typer.echo(question, nl=False)
         row = engine.open(question, params)

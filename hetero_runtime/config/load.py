@@ -1,6 +1,6 @@
 """From YAML and `--set` to a checked Config. This is the edge: pydantic lives here and nowhere inside.
 
-defaults of the tree  <  preset  <  file or dict  <  overrides
+defaults of the tree  <  preset  <  beneath  <  file or dict  <  overrides
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ Tree = dict[str, Any]
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any] | None = None, *, overrides: Iterable[str] = ()
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    beneath: Mapping[str, Any] | None = None,
 ) -> Config:
     """Read a YAML file or a dict (None: defaults), apply overrides such as `memory.slabs=64`, check.
+
+    `beneath`: fields that win over the preset's, and nothing else.
 
     Raises ConfigError, naming the source, the YAML path and the fix, for an unknown key, a wrong value, an
     impossible combination, or a value whose mechanism is not in this version.
@@ -40,7 +45,7 @@ def load_config(
         tree = _merge(tree, changes)
     config = _validate(tree, name)
     check_available(config, source=name)
-    config = _validate(_merge(PRESETS[config.preset], tree), name)
+    config = _validate(_merge(_merge(PRESETS[config.preset], beneath or {}), tree), name)
     check_combinations(config, name)
     return config
 

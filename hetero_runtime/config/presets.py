@@ -36,6 +36,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "lru": _LRU,
     "seqmoe": _SEQMOE,
     "psr": _PSR,
-    # The best set of fields that needs nothing trained for the model: lru so far.
+    # What holds where nothing is measured; hetero_runtime.tuning lays alternatives over it.
     "auto": _LRU,
 }

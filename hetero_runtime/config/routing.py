@@ -85,7 +85,14 @@ def require_exact(routing: RoutingConfig, what: str) -> None:
 def _check_keys(config: Config, source: str) -> None:
     """No key is ignored; a default beside a policy that does not read it says nothing."""
     routing, read = config.routing, READS[config.routing.policy]
+    if routing.kl_budget and config.preset != "auto":
+        raise ConfigError(
+            f"{source}: routing.kl_budget: {routing.kl_budget} is what preset: auto may spend, and preset is "
+            f"{config.preset}; write preset: auto, or leave routing.kl_budget out"
+        )
     for field in fields(RoutingConfig)[1:]:
+        if field.name == "kl_budget":
+            continue
         value = getattr(routing, field.name)
         if field.name not in read and value != field.default:
             readers = ", ".join(policy for policy, names in READS.items() if field.name in names)

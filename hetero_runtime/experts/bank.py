@@ -76,8 +76,8 @@ class HostBank:
         """Register the filled bank with CUDA, `chunk_bytes` (a multiple of a record) at a time."""
         from hetero_gpu.host_memory import register
 
-        assert self.registration is None, "the bank is registered already"
-        self.registration = register(self.bytes, chunk_bytes=chunk_bytes)
+        if self.registration is None:
+            self.registration = register(self.bytes, chunk_bytes=chunk_bytes)
         return self.registration
 
     def close(self) -> None:

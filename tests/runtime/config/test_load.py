@@ -26,7 +26,7 @@ def _message(source: object, *overrides: str) -> str:
 
 def test_no_source_gives_the_defaults_and_they_work() -> None:
     config = load_config()
-    assert config.preset == "auto"
+    assert config.preset == "lru"
     assert config.memory.slabs == "auto"
     assert config.execution.mode == "eager"
 

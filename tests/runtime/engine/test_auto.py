@@ -1,0 +1,115 @@
+"""`preset: auto` loads what short runs found best, with the experts read once."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero_runtime.bundled import model_path
+from hetero_runtime.config import load_config
+from hetero_runtime.engine import Engine
+from hetero_runtime.errors import ConfigError
+from hetero_runtime.tuning import find_candidates
+from hetero_runtime.tuning.base import Candidate, Measured
+from hetero_runtime.tuning.choose import choose
+from hetero_runtime.tuning.measure import EngineMeasurer
+from tests.runtime.engine.conftest import MakeCheckpoint
+from tests.runtime.engine.rest import assert_at_rest
+from tests.runtime.engine.serving import OPTIONS, PROMPTS, Alone
+
+SETTINGS: dict[str, Any] = {
+    "preset": "auto",
+    "device": "cpu",
+    "memory": {"residency": 0.3},
+    "execution": {"max_rows": 1, "max_length": 256},
+}
+
+
+def candidates(folder: Path, **sections: Any) -> list[Candidate]:
+    tree = {**SETTINGS, "model": {"path": str(folder)}, **sections}
+    return find_candidates(lambda beneath: load_config(tree, beneath=beneath))
+
+
+def preferring(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on the candidate called so is the fastest, by a real run of each; gives their names."""
+    measure, ran = EngineMeasurer.measure, list[str]()
+
+    def say(measurer: EngineMeasurer, candidate: Candidate) -> Measured:
+        measured = measure(measurer, candidate)
+        ran.append(candidate.name)
+        return measured._replace(ms_per_token=1.0 if candidate.name == name else 10.0)
+
+    monkeypatch.setattr(EngineMeasurer, "measure", say)
+    monkeypatch.setattr("hetero_runtime.tuning.settled.choose", partial(choose, seconds=1e9))
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("lru", "lru"), ("lfru", "lfru"), ("misses on the CPU", "lru")], ids=str
+)
+def test_the_best_is_loaded_with_experts_read_once(
+    name: str,
+    key: str,
+    *,
+    checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    banks: Any,
+    alone: Alone,
+) -> None:
+    ran, before = preferring(name, monkeypatch), banks.num_made
+    with (
+        caplog.at_level(logging.INFO, logger="hetero_runtime.tuning"),
+        Engine.load(checkpoint("Qwen3Moe"), **SETTINGS) as engine,
+    ):
+        made = banks.num_made - before
+        assert engine.config.eviction.policy == key
+        assert engine.config.misses.handler == ("cpu" if "CPU" in name else "load")
+        assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone(PROMPTS[0]).token_ids
+        assert_at_rest(engine)
+    assert ran == ["lru", "lfru", "misses split", "misses on the CPU"]
+    assert made == 1
+    assert f"* {name}: 1.0 ms a token" in caplog.text
+    assert "seqmoe: not possible: prediction.predictor: mamba2 needs a predictor" in caplog.text
+
+
+def test_what_is_given_is_not_measured(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = preferring("lru", monkeypatch)
+    given = {
+        "misses": {"handler": "load"},
+        "eviction": {"policy": "lfru"},
+        "prefetch": {"schedule": "none"},
+    }
+    with (
+        caplog.at_level(logging.INFO, logger="hetero_runtime.tuning"),
+        Engine.load(checkpoint("Qwen3Moe"), **SETTINGS, **given) as engine,
+    ):
+        assert engine.config.eviction.policy == "lfru"
+    assert not ran
+    assert len(caplog.records) == 1
+    assert "what is given leaves nothing to choose" in caplog.text
+
+
+def test_a_runs_divergence_is_none_where_routing_is_exact_and_some_where_it_is_not() -> None:
+    memory = {"residency": 0.25, "pool": "per_layer"}
+    exact, *steered = candidates(model_path(), memory=memory, routing={"kl_budget": 1.0})[:4]
+    measurer = EngineMeasurer([exact, *steered])
+    try:
+        assert measurer.measure(exact).kl == 0
+        found = [measurer.measure(candidate) for candidate in steered]
+    finally:
+        measurer.close()
+    assert all(0 < measured.kl < 1 and measured.kl_error > 0 for measured in found)
+    assert found[0].kl < found[2].kl  # a larger bonus deviates more
+
+
+def test_a_model_that_does_not_fit_is_told_as_ever(checkpoint: MakeCheckpoint, banks: Any) -> None:
+    with pytest.raises(ConfigError, match=r"pinned_prefix=99"):
+        Engine.load(checkpoint("Qwen3Moe"), **{**SETTINGS, "memory": {"pinned_prefix": 99}})
+    assert banks.num_made == 0
