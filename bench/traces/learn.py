@@ -168,14 +168,19 @@ class Probed(NamedTuple):
     """Of a probe that was taught and tested on shuffled steps."""
 
 
-class Learned(NamedTuple):
-    """Models on the device, what refines them, and how well all of it predicts."""
+class Taught(NamedTuple):
+    """Models on the device, what refines them, and the recall of that."""
 
     models: list[GroupModel]
     refinement: Refinement
-    recalls: list[Recall]
     refined: list[Recall]
     """One step ahead: the token known, then the next router asked as well."""
+
+
+class Measured(NamedTuple):
+    """How well the models and the probes predict."""
+
+    recalls: list[Recall]
     probed: Probed
 
 
@@ -208,9 +213,9 @@ def _rivals(found: Mapping[tuple[str, int], Recall], distance: int) -> str:
     return ", ".join(f"{name} {found[name, distance].at_k3:.3f}" for name in names)
 
 
-def horizon_rows(learned: Learned, *, prefix: str) -> list[Row]:
+def horizon_rows(recalls: Sequence[Recall], refined: Sequence[Recall], *, prefix: str) -> list[Row]:
     """Recall at k + 3 of the step to come: a step ahead, with its token known, with the next router asked."""
-    step = next(each for each in learned.recalls if (each.predictor, each.distance) == ("mamba2", 1))
+    step = next(each for each in recalls if (each.predictor, each.distance) == ("mamba2", 1))
     return [
         Row(
             id=f"{prefix}horizon_{name}_recall_k3",
@@ -218,17 +223,22 @@ def horizon_rows(learned: Learned, *, prefix: str) -> list[Row]:
             unit="share",
             note=f"{recall.predictor}; at k {recall.at_k:.3f}, at 2k {recall.at_2k:.3f}",
         )
-        for name, recall in zip(HORIZONS, (step, *learned.refined), strict=False)
+        for name, recall in zip(HORIZONS, (step, *refined), strict=False)
     ]
 
 
-def learn(
-    lesson: Lesson, student: Student, tell: Callable[[str], Callable[[TrainingProgress], None]]
-) -> Learned:
-    """All that is to be learned and measured of one lesson."""
-    trace, split = lesson
+Teller = Callable[[str], Callable[[TrainingProgress], None]]
+
+
+def teach(lesson: Lesson, student: Student, tell: Teller) -> Taught:
+    """The predictor of one lesson, refined."""
     models = student.teach(lesson, tell("mamba2"))
-    refinement, refined = student.refine(models, lesson)
+    return Taught(models, *student.refine(models, lesson))
+
+
+def measure(lesson: Lesson, student: Student, models: Sequence[GroupModel], tell: Teller) -> Measured:
+    """Recall of `models` and of those who only count; probes are taught for it."""
+    trace, split = lesson
     prober = student._replace(options=_for_probe(student.options))
     origins = find_origins(trace, split.test, stride=STRIDE)
     truth = trace.topk[origins.tokens + 1]
@@ -239,7 +249,7 @@ def learn(
     probed = Probed(at_k, at_k3, recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k))
     counted = split.train[:COUNTED]
     recalls = measure_recall(models, trace, train=counted, test=split.test, stride=STRIDE)
-    return Learned(models, refinement, recalls, refined, probed)
+    return Measured(recalls, probed)
 
 
 def _for_probe(options: TrainingOptions) -> TrainingOptions:
@@ -249,16 +259,18 @@ def _for_probe(options: TrainingOptions) -> TrainingOptions:
     return replace(options, minutes=options.minutes * len(STAGES) * PROBE_SHARE / TAUGHT_SHARE)
 
 
-def keep(path: Path, learned: Learned, lesson: Lesson, info: TraceInfo) -> None:
+def keep(
+    path: Path, taught: Taught, lesson: Lesson, info: TraceInfo, *, recalls: Sequence[Recall] = ()
+) -> None:
     """Write the predictor, with where it comes from."""
     documents = {use: len(numbers) for use, numbers in asdict(lesson.split).items()}
     notes = {
         "trace": asdict(info) | {"num_tokens": lesson.trace.num_tokens},
         "documents": documents,
-        "recall": [asdict(recall) for recall in (*learned.recalls, *learned.refined)],
+        "recall": [asdict(recall) for recall in (*recalls, *taught.refined)],
     }
     fingerprint = RouterFingerprint.of_trace(lesson.trace, info)
-    write_predictor(path, learned.models, fingerprint=fingerprint, notes=notes, refinement=learned.refinement)
+    write_predictor(path, taught.models, fingerprint=fingerprint, notes=notes, refinement=taught.refinement)
 
 
 def _teller(name: str) -> Callable[[TrainingProgress], None]:
@@ -312,14 +324,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     refining = RefinementOptions(rank=options.token_rank, minutes=options.minutes * REFINED_SHARE)
     student = Student(options.width, teaching, refining, options.device)
-    learned = learn(lesson, student, _teller)
-    keep(options.out, learned, lesson, info)
+    taught = teach(lesson, student, _teller)
+    keep(options.out, taught, lesson, info)  # measuring takes as long again: whoever stops it has this
+    recalls, probed = measure(lesson, student, taught.models, _teller)
+    keep(options.out, taught, lesson, info, recalls=recalls)
     # rows without a flavour in their id are the matched trace's of the main shape
     prefix = row_prefix(options.flavour, options.shape).replace("matched_", "")
-    tested, taught = len(lesson.split.test), len(lesson.split.train)
-    note = f"{info.decoding} held-out text, {tested} documents; learned from {taught} of training text"
-    rows = recall_rows(learned.recalls, learned.probed, prefix=prefix, note=note)
-    rows += horizon_rows(learned, prefix=prefix)
+    tested, learned = len(lesson.split.test), len(lesson.split.train)
+    note = f"{info.decoding} held-out text, {tested} documents; learned from {learned} of training text"
+    rows = recall_rows(recalls, probed, prefix=prefix, note=note)
+    rows += horizon_rows(recalls, taught.refined, prefix=prefix)
     ResultFile.write(f"predictors_{options.shape}_{options.flavour}", rows, folder=options.results)
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from bench.harness import ResultFile
-from bench.traces.learn import Learned, Lesson, Probed, horizon_rows, main, one_step_scores
+from bench.traces.learn import Lesson, horizon_rows, main, one_step_scores
 from bench.traces.probe import TransformerProbe
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.trace import write_trace
 from hetero_scheduler.predict.recall import Recall, find_origins
-from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.trace import Trace
 from tests.bench.traces.test_compact import INFO
 
@@ -92,9 +91,7 @@ def test_command_teaches_measures_and_keeps(tmp_path: Path) -> None:
 def test_rows_of_horizons_are_of_the_step_to_come() -> None:
     far, near = Recall("mamba2", 8, 0.1, 0.2, 0.3), Recall("mamba2", 1, 0.4, 0.5, 0.6)
     refined = [Recall("mamba2, token known", 1, 0.7, 0.8, 0.9)]
-    weights = Refinement(*(np.zeros(shape, np.float32) for shape in ((2,), (3, 1), (2, 8, 1), (2, 8))))
-    learned = Learned([], weights, [far, near], refined, Probed(0.5, 0.6, 0.1))
-    rows = horizon_rows(learned, prefix="predict.")
+    rows = horizon_rows([far, near], refined, prefix="predict.")
     assert [(row.id, row.value) for row in rows] == [
         ("predict.horizon_step_recall_k3", 0.5),
         ("predict.horizon_token_recall_k3", 0.8),
