@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.routing.caches import DeviceCaches
 from hetero_gpu.routing.select import select_row
 from hetero_gpu.routing.steer import steer_row
@@ -59,14 +60,27 @@ def decide(
         layer,
         FORM=caches.form,
         num_warps=1,
+        **overlap_options(caches.device),
     )
     return Decided(experts, inserted)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _decide_kernel(
-    scores, own, guess, tokens, active, experts_out, inserted_out, state, tables, layer, FORM: tl.constexpr
+    scores,
+    own,
+    guess,
+    tokens,
+    active,
+    experts_out,
+    inserted_out,
+    state,
+    tables,
+    layer,
+    FORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    meet(OVERLAPS)
     row = tl.program_id(0)
     if tl.program_id(1) == 0:
         select_row(row, layer, scores, own, tokens, active, experts_out, state, tables, FORM)
