@@ -48,6 +48,7 @@ from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.plan.demand import drafted_tokens
 from hetero_runtime.routing import CopiesAhead, CountsRouting, RoutedSequences, Routing
 from hetero_runtime.routing.build import make_routing
 from hetero_runtime.speculation import Speculation, checked_sequences, make_speculation
@@ -241,13 +242,13 @@ def _choose_mode(
     run_layer = parts.orchestrator.run_layer
     attach(parts.experts, run_layer if compressor is None else compressor.listening(run_layer))
     if config.execution.mode == "graph":
-        from hetero_runtime.graph import NotCapturableError, capture
+        from hetero_runtime.graph import NotCapturableError, Places, capture
 
+        places = Places(config.execution.max_rows, config.execution.max_length, drafted_tokens(config))
         try:
             return capture(
                 parts,
-                rows=config.execution.max_rows,
-                max_length=config.execution.max_length,
+                places,
                 prefetch_extra=extra_in_graph(config),
                 routing=routing,
                 copies_insertions=config.prefetch.schedule == "bounded",

@@ -20,7 +20,8 @@ from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
 from hetero_runtime.experts.store import BankStore
 from hetero_runtime.foresight.build import router_shape
 from hetero_runtime.foresight.prompts import Prompts
-from hetero_runtime.hf.attention import why_not_capturable
+from hetero_runtime.hf.attention import keeps_states, why_not_capturable
+from hetero_runtime.hf.check_graphs import CheckGraphs
 from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences, Texts
 from hetero_runtime.hf.hooks import attach
@@ -40,6 +41,7 @@ from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.plan.demand import GROUPED_TOKENS
 from hetero_runtime.routing import Routing
 from hetero_runtime.routing.captured import CapturedRouting
+from hetero_runtime.speculation import CheckedSequences
 
 if TYPE_CHECKING:
     from hetero_runtime.assembly import EagerParts
@@ -49,18 +51,31 @@ class NotCapturableError(Exception):
     """Why decoding stays eager. Never leaves `assembly`."""
 
 
+class Places(NamedTuple):
+    """`rows` texts of up to `max_length` tokens. A step takes one token of each or, where tokens are drafted,
+    up to `num_drafted` of one text and the one before them."""
+
+    rows: int
+    max_length: int
+    num_drafted: int = 0
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step at most."""
+        return self.num_drafted + 1 if self.num_drafted else self.rows
+
+
 class GraphParts(NamedTuple):
     """What takes the place of the eager orchestrator and sequences."""
 
     orchestrator: DeviceOrchestrator
-    sequences: GraphSequences
+    sequences: GraphSequences | CheckedSequences
 
 
 def capture(
     parts: EagerParts,
+    places: Places,
     *,
-    rows: int,
-    max_length: int,
     prefetch_extra: int | None = None,
     routing: Routing | None = None,
     copies_insertions: bool = False,
@@ -71,10 +86,10 @@ def capture(
     `parts.predictors` or, without any, by the next layer's router; None prefetches nothing. `routing`: what
     decides in place of the routers; with `copies_insertions`, what it inserts is prefetched.
     """
-    device, top_k = parts.slabs.memory.device, router_top_k(parts.model)
+    device, top_k, rows = parts.slabs.memory.device, router_top_k(parts.model), places.step_rows
     is_prefetching = copies_insertions or prefetch_extra is not None
     spare = MOST_OUTSTANDING if is_prefetching else 0
-    _check_capturable(parts, rows=rows, top_k=top_k, spare=spare)
+    _check_capturable(parts, places, top_k=top_k, spare=spare)
     active, form = torch.ones(rows, dtype=torch.bool, device=device), _format(parts)
     bank, tables = _mapped(_bank(parts)), _tables(parts, max_pairs=rows * top_k)
     region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
@@ -87,7 +102,7 @@ def capture(
         asker = _asker(parts, tables, region, active=active, num_wanted=top_k + prefetch_extra)
     prefetch = None if asker is None else _prefetch(parts, asker, bank, tables, region)
     orchestrator = DeviceOrchestrator(
-        _for_prompts(parts, form, top_k, max_tokens=min(max_length, GROUPED_TOKENS)),
+        _for_prompts(parts, form, top_k, max_tokens=min(places.max_length, GROUPED_TOKENS)),
         cache=parts.cache,
         slabs=parts.slabs,
         bank=bank,
@@ -98,22 +113,38 @@ def capture(
     )
     try:
         attach(parts.experts, orchestrator.run_layer)
+        if places.num_drafted:
+            checks = CheckGraphs(parts.model, active=active, rows=places.rows, max_length=places.max_length)
+            _capture(parts, checks, orchestrator)
+            return GraphParts(orchestrator, CheckedSequences(checks))
         texts = steered or _texts(parts, asker)
-        sequences = GraphSequences(parts.model, active=active, max_length=max_length, texts=texts)
-        install_small_ops(parts.model, routers=steered is None)
-        fuse_attention(parts.model)
-        if steered is not None:
-            steered.attach(parts.model, sequences.tokens)
-        capture_step(sequences, orchestrator)
-        if steered is not None:
-            steered.forget_counts()
+        sequences = GraphSequences(parts.model, active=active, max_length=places.max_length, texts=texts)
+        _capture(parts, sequences, orchestrator, steered=steered)
     except BaseException:
         orchestrator.close()
         raise
     return GraphParts(orchestrator, sequences)
 
 
-def capture_step(sequences: GraphSequences, orchestrator: DeviceOrchestrator) -> None:
+def _capture(
+    parts: EagerParts,
+    sequences: GraphSequences | CheckGraphs,
+    orchestrator: DeviceOrchestrator,
+    *,
+    steered: CapturedRouting | None = None,
+) -> None:
+    """Make the model's small operations few launches, then capture."""
+    install_small_ops(parts.model, routers=steered is None)
+    fuse_attention(parts.model)
+    if steered is not None:
+        assert isinstance(sequences, GraphSequences), "drafts are checked with the routers' own choice"
+        steered.attach(parts.model, sequences.tokens)
+    capture_step(sequences, orchestrator)
+    if steered is not None:
+        steered.forget_counts()
+
+
+def capture_step(sequences: GraphSequences | CheckGraphs, orchestrator: DeviceOrchestrator) -> None:
     """Capture the decode step of `sequences` with the experts function that is attached now."""
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
     sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))
@@ -133,15 +164,18 @@ def _steered(
         raise NotCapturableError(str(error)) from error
 
 
-def _check_capturable(parts: EagerParts, *, rows: int, top_k: int, spare: int) -> None:
+def _check_capturable(parts: EagerParts, places: Places, *, top_k: int, spare: int) -> None:
+    rows = places.step_rows
     if parts.slabs.memory.device.type != "cuda":
         raise NotCapturableError("there is no CUDA device")
     if reason := why_not_capturable(parts.model.config):
         raise NotCapturableError(reason)
+    if places.num_drafted and keeps_states(parts.model.config):
+        raise NotCapturableError("its layers of linear attention cannot forget the tokens of a draft")
     if not _bank(parts).is_registered:
         raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
     if rows > MOST_TOKENS:
-        raise NotCapturableError(f"execution.max_rows={rows}; a captured step has at most {MOST_TOKENS} rows")
+        raise NotCapturableError(f"a captured step has at most {MOST_TOKENS} rows, and {rows} were asked for")
     _check_slabs(parts, num_experts=min(rows * top_k, parts.store.num_experts), rows=rows, spare=spare)
 
 

@@ -11,6 +11,8 @@ FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
 """Values of prefetch.schedule that act on forecasts."""
 
 
+MOST_CHECKED = 8
+"""Tokens of a captured step, which are also those of its expert kernels."""
 _FORESIGHT_IN_GRAPH = ("mamba2", "jsd", "belady")
 """The predictor, schedule and eviction policy that a captured step knows."""
 _READ_WHOLE_TOKENS = ("mamba2", "frequency")
@@ -172,11 +174,27 @@ def _check_speculation(config: Config, source: str) -> None:
                 "speculation.drafter: prompt_lookup, or leave speculation.k out"
             )
         return
-    if config.execution.mode == "graph" or acts_on_forecasts(config):
-        what = "execution.mode: graph" if config.execution.mode == "graph" else _listener(config)
+    if acts_on_forecasts(config):
         raise ConfigError(
-            f"{source}: speculation.drafter: {drafter} with {what} is not in this version; write "
-            "execution.mode: eager and preset: lru, or speculation.drafter: none"
+            f"{source}: speculation.drafter: {drafter} with {_listener(config)} is not in this version; "
+            "write preset: lru, or speculation.drafter: none"
+        )
+    if config.execution.mode == "graph":
+        _check_drafts_in_graph(config, source)
+
+
+def _check_drafts_in_graph(config: Config, source: str) -> None:
+    drafter, k = config.speculation.drafter, config.speculation.k
+    if drafter == "block" or config.routing.policy == "block_selection":
+        what = "speculation.drafter: block" if drafter == "block" else "routing.policy: block_selection"
+        raise ConfigError(
+            f"{source}: {what} with execution.mode: graph is not in this version: the host sees no hidden "
+            "states and chooses no experts inside the captured step; write execution.mode: eager"
+        )
+    if k >= MOST_CHECKED:
+        raise ConfigError(
+            f"{source}: speculation.k: {k} with execution.mode: graph is too many: a captured step checks "
+            f"{MOST_CHECKED - 1} drafted tokens at most; write speculation.k: {MOST_CHECKED - 1}"
         )
 
 

@@ -76,6 +76,11 @@ def why_not_capturable(config: Any) -> str | None:
     return None
 
 
+def keeps_states(config: Any) -> bool:
+    """Whether some layers of this model keep a state of all tokens at once. `config`: transformers' own."""
+    return "linear_attention" in (getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+
+
 def _rope_types(parameters: dict[str, Any]) -> set[str]:
     """Of one set of parameters, or of one set for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]

@@ -94,11 +94,14 @@ class RowLayer(_BufferLayer):
 
 
 class StepLayer(_BufferLayer):
-    """The first `len(positions)` rows, each with one new token at its place in `positions` `[rows]`."""
+    """The first `len(positions)` rows, each with one new token at its place in `positions` `[rows]`.
 
-    def __init__(self, buffers: LayerBuffers, positions: torch.Tensor) -> None:
+    With `row` all of these tokens are that row's, and every row of the step is a view of it.
+    """
+
+    def __init__(self, buffers: LayerBuffers, positions: torch.Tensor, row: int | None = None) -> None:
         super().__init__(buffers)
-        self._positions = positions
+        self._positions, self._row = positions, row
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
@@ -109,15 +112,20 @@ class StepLayer(_BufferLayer):
         append_kv((key_states, value_states), self.buffers, self._positions)
         keys, values = self.buffers
         both = self._buffers.both
-        return (keys, values) if both is None else (both[: len(self._positions)], keys)
+        return (keys, values) if both is None else (self._rows_of(both), keys)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the rows, once a prefill has allocated them."""
         keys, values = self._buffers.keys, self._buffers.values
         assert keys is not None and values is not None, "a step before any prefill"
+        return self._rows_of(keys), self._rows_of(values)
+
+    def _rows_of(self, buffer: torch.Tensor) -> torch.Tensor:
         num_rows = len(self._positions)
-        return keys[:num_rows], values[:num_rows]
+        if self._row is None:
+            return buffer[:num_rows]
+        return buffer[self._row].expand(num_rows, -1, -1, -1)
 
     def get_seq_length(self) -> torch.Tensor:  # type: ignore[override]
         """`[rows]`, on the device. transformers asks only where it is given no positions."""
@@ -153,6 +161,19 @@ class KvCache:
                 for layer in self._layers
             ]
         )
+
+    def check_view(self, row: int, positions: torch.Tensor) -> Cache:
+        """For one step over several tokens of `row`, at `positions` `[n]`. There must be no linear states."""
+        layers: list[Any] = []
+        for layer in self._layers:
+            assert isinstance(layer, LayerBuffers), "states of linear attention go on token by token"
+            layers.append(StepLayer(layer, positions, row))
+        return Cache(layers=layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layer keeps a state of all tokens at once."""
+        return any(isinstance(layer, LinearStates) for layer in self._layers)
 
     def row_view(self, row: int, start: int) -> Cache:
         """For one prefill pass of `row` behind its first `start` tokens; then `keep_states` of it."""

@@ -12,8 +12,8 @@ was there at the mark is put back, and the tokens that stay run once more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache
@@ -45,6 +45,28 @@ def check_rewindable(cache: Any, name: str) -> None:
             f"{name} cannot take part in speculation: what it keeps of a text ({kept}) cannot go back to an "
             "earlier token; write speculation.drafter: none, or take another drafter"
         )
+
+
+class GoesBack(Protocol):
+    """A text that can go back to its last mark, once; see RewindableState."""
+
+    def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor: ...
+
+    def extend_all(self, ids: torch.Tensor) -> torch.Tensor: ...
+
+    def mark(self) -> None: ...
+
+    def rewind(self, num_kept: int) -> None: ...
+
+
+class TextsGoingBack(Protocol):
+    """Where such texts come from."""
+
+    def open(self) -> AbstractContextManager[GoesBack]:
+        """A new, empty text, until the context is left."""
+
+    def close(self) -> None:
+        """Free what all texts share."""
 
 
 class RewindableSequences:

@@ -56,6 +56,11 @@ class StaticSequences:
         """Tokens that fit in a row."""
         return self._max_length
 
+    @property
+    def has_states(self) -> bool:
+        """Whether some layer keeps a state of all tokens at once, which cannot forget one."""
+        return self._cache.has_states
+
     def length(self, row: int) -> int:
         """Tokens in `row`, as the host counts them; 0 for a row without a sequence."""
         return self._host_lengths[row] or 0
@@ -100,6 +105,27 @@ class StaticSequences:
             self._pass.positions = None
         lengths.add_(self._growth[:rows] * active)
         return logits
+
+    @torch.inference_mode()
+    def check(self, row: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Read `tokens` `[n]` behind what `row` holds, all in one step; logits `[n, vocab]` float32.
+
+        The row does not grow before `keep`. Device work alone, on buffers that never move; the first prefill
+        allocates them. Layers of linear attention cannot (`has_states`).
+        """
+        positions = self.lengths[row] + torch.arange(len(tokens), device=tokens.device)
+        self._pass.positions = positions
+        try:
+            position_ids = self._position_ids(positions[:, None], self._offsets[row])
+            view = self._cache.check_view(row, positions)
+            return self._forward(tokens[:, None], view, {"position_ids": position_ids})
+        finally:
+            self._pass.positions = None
+
+    def keep(self, row: int, count: int) -> None:
+        """The first `count` tokens of the last check belong to `row`. Raises RequestError over max_length."""
+        self._go_on_or_raise(self.length(row) + count)
+        self._set_length(row, self.length(row) + count)
 
     def advance(self, row: int, num_steps: int = 1) -> None:
         """Count steps that are about to run with `row` active. Raises RequestError, and counts none, when it

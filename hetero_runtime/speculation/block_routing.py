@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hetero_runtime.hf.rewind import RewindableSequences, RewindableState
+from hetero_runtime.hf.rewind import GoesBack, TextsGoingBack
 from hetero_runtime.hf.router_choice import RouterScores
 from hetero_runtime.routing.routing import RoutingStats, on_host
 from hetero_runtime.speculation.base import Draft
@@ -37,7 +37,7 @@ class BlockRouting:
         self._decide: Decide | None = None
         self._stats = RoutingStats()
 
-    def new_text(self, state: RewindableState) -> BlockText:
+    def new_text(self, state: GoesBack) -> BlockText:
         """A text that has not begun. Any thread."""
         pool = BlockPool(self._policy, self._shape, capacity=self._capacity)
         return BlockText(state, self, pool, CommitmentRates(self._k))
@@ -75,7 +75,7 @@ class BlockText(CheckedText):
     """A text whose drafts share their experts."""
 
     def __init__(
-        self, state: RewindableState, routing: BlockRouting, pool: BlockPool, rates: CommitmentRates
+        self, state: GoesBack, routing: BlockRouting, pool: BlockPool, rates: CommitmentRates
     ) -> None:
         super().__init__(state)
         self._routing, self._pool, self._rates = routing, pool, rates
@@ -113,7 +113,7 @@ class BlockText(CheckedText):
 class BlockSequences(CheckedSequences):
     """Texts whose drafts share their experts."""
 
-    def __init__(self, sequences: RewindableSequences, routing: BlockRouting) -> None:
+    def __init__(self, sequences: TextsGoingBack, routing: BlockRouting) -> None:
         super().__init__(sequences)
         self._routing = routing
 

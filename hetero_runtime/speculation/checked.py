@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hetero_runtime.hf.rewind import RewindableSequences, RewindableState
+from hetero_runtime.hf.rewind import GoesBack, TextsGoingBack
 from hetero_runtime.speculation.base import Draft
 
 
@@ -15,7 +15,7 @@ class CheckedText:
     """`state` holds all of the text but its last token. `extend` of a prompt, then `check` and `keep` by
     turns."""
 
-    def __init__(self, state: RewindableState) -> None:
+    def __init__(self, state: GoesBack) -> None:
         self._state = state
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -35,7 +35,7 @@ class CheckedText:
 class CheckedSequences:
     """Where such texts come from."""
 
-    def __init__(self, sequences: RewindableSequences) -> None:
+    def __init__(self, sequences: TextsGoingBack) -> None:
         self._sequences = sequences
 
     @contextmanager

@@ -101,6 +101,31 @@ def test_rows_that_step_together_do_not_disturb_each_other(
         assert decode.passes < decode.tokens, "no step had more than one row"
 
 
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3", "GptOss"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_drafts_are_checked_in_one_captured_step(
+    checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [3 * prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    folder = checkpoint(name)
+    alone = eager_answers(folder, prompts)
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine.load(
+            str(folder),
+            device="cuda",
+            memory={"slabs": "all"},
+            execution={"mode": "graph", "max_rows": rows, "max_length": 128},
+            speculation={"drafter": "prompt_lookup", "k": 7},
+        ) as engine,
+    ):
+        assert not said(caplog)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+        assert engine.stats().drafts.accepted > 0
+
+
 def test_a_seeded_request_says_the_same_alone_and_among_others(checkpoint: MakeCheckpoint) -> None:
     options: dict[str, Any] = {
         "temperature": 0.9,

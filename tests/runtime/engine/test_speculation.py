@@ -206,7 +206,19 @@ def test_a_deadline(speculating: Speculating) -> None:
         ),
         (
             {"speculation": {"drafter": "prompt_lookup"}, "execution": {"mode": "graph"}},
-            r"prompt_lookup with execution\.mode: graph is not in this version",
+            r"checks 7 drafted tokens at most; write speculation\.k: 7",
+        ),
+        (
+            {"speculation": {"drafter": "block", "k": 7}, "execution": {"mode": "graph"}},
+            r"drafter: block with execution\.mode: graph is not in this version",
+        ),
+        (
+            {
+                "speculation": {"drafter": "prompt_lookup", "k": 7},
+                "execution": {"mode": "graph"},
+                "routing": {"policy": "block_selection"},
+            },
+            r"block_selection with execution\.mode: graph is not in this version",
         ),
     ],
 )

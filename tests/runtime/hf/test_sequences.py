@@ -185,3 +185,28 @@ def test_row_left_out_of_a_step_goes_on_as_if_there_had_been_none(name: str, tmp
         said.append(int(sequences.step(torch.tensor([step, said[-1]]))[1].argmax()))
     assert said == expected
     assert sequences.lengths.tolist() == [7 + 12, 4 + 6]
+
+
+@pytest.mark.parametrize("name", [name for name in COVERED if name not in ("Qwen3Next", "Qwen3_5Moe")])
+def test_tokens_read_at_once_are_those_read_one_by_one(name: str, tmp_path: Path) -> None:
+    """A wrong draft in between is forgotten; other rows are as they were."""
+    model: Any = reference_model(build_checkpoint(name, tmp_path))
+    prompt, other = prompt_ids(11, seed=1)[0], prompt_ids(5, seed=2)[0]
+    logits = greedy_logits(model, prompt, num_steps=12)
+    expected, said = torch.stack(logits), torch.tensor(tokens_of(logits))
+    sequences = StaticSequences(model, rows=2, max_length=32)
+    if sequences.has_states:
+        pytest.skip("its states go on token by token")
+    sequences.prefill(0, other)
+    sequences.prefill(1, prompt)
+    wrong = torch.cat([said[:2], (said[2:5] + 1) % 64])
+    torch.testing.assert_close(sequences.check(1, wrong)[:2], expected[1:3], rtol=1e-4, atol=1e-4)
+    sequences.keep(1, 2)
+    torch.testing.assert_close(sequences.check(1, said[2:9]), expected[3:10], rtol=1e-4, atol=1e-4)
+    sequences.keep(1, 7)
+    assert sequences.lengths.tolist() == [5, 20]
+    after = sequences.decode(torch.tensor([7, int(said[9])]))
+    torch.testing.assert_close(after[1], expected[10], rtol=1e-4, atol=1e-4)
+    alone = StaticSequences(model, rows=1, max_length=32)
+    alone.prefill(0, other)
+    torch.testing.assert_close(after[0], alone.decode(torch.tensor([7]))[0], rtol=1e-4, atol=1e-4)
