@@ -22,10 +22,10 @@ _LAST_TERM = tl.constexpr(13)
 
 
 @triton.jit
-def mix_head(row, head, block, step, weights, memory, scratch, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
-    """`row`'s `head` of `block` at `step` (0: what was routed, then recursive ones). Its parts go to scratch.
+def know_head(row, head, block, step, weights, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
+    """What `mix_head` reads and the phase before did not write: weights, and what was before this step.
 
-    Weights are asked for first: they are old, and under way while the input is added up.
+    Loads that wait for nothing; behind the first one that does, each would cost a trip to memory of its own.
     """
     D: tl.constexpr = SIZES.width
     INNER: tl.constexpr = SIZES.heads * SIZES.head_dim
@@ -35,40 +35,84 @@ def mix_head(row, head, block, step, weights, memory, scratch, NUM_ROWS: tl.cons
     is_dim, is_state = dims < SIZES.head_dim, states < SIZES.states
     own = head * SIZES.head_dim + dims
     in_proj = weights.in_proj + block * ((INNER + CHANNELS + SIZES.heads) * D)
-    gate_weight = load_matrix(in_proj, own, is_dim, D)
-    x_weight = load_matrix(in_proj, INNER + own, is_dim, D)
-    b_weight = load_matrix(in_proj, 2 * INNER + states, is_state, D)
-    c_weight = load_matrix(in_proj, 2 * INNER + SIZES.states + states, is_state, D)
+    gate = load_matrix(in_proj, own, is_dim, D)
+    x = load_matrix(in_proj, INNER + own, is_dim, D)
+    b = load_matrix(in_proj, 2 * INNER + states, is_state, D)
+    c = load_matrix(in_proj, 2 * INNER + SIZES.states + states, is_state, D)
+    dt = load_features(in_proj + (INNER + CHANNELS + head) * D, D)
+    conv_x = _know_convolution(own, is_dim, row, block, step, weights, memory, SIZES)
+    conv_b = _know_convolution(INNER + states, is_state, row, block, step, weights, memory, SIZES)
+    conv_c = _know_convolution(
+        INNER + SIZES.states + states, is_state, row, block, step, weights, memory, SIZES
+    )
+    at = block * SIZES.heads + head
+    state = load_matrix(_state_read(row, at, step, memory, NUM_ROWS, SIZES), dims, is_dim, SIZES.states)
     features = tl.arange(0, triton.next_power_of_2(D))
-    is_feature = features < D
-    dt_row = (INNER + CHANNELS + head) * D
-    dt_weight = tl.load(in_proj + dt_row + features, mask=is_feature, other=0.0).to(tl.float32)
+    out_proj = tl.load(
+        weights.out_proj + (block * D + features)[:, None] * INNER + own[None, :],
+        mask=(features < D)[:, None] & is_dim[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    gated_norm = tl.load(weights.gated_norm + block * INNER + own, mask=is_dim, other=0.0)
+    dt_bias, decay = tl.load(weights.dt_bias + at), tl.load(weights.decay + at)
+    scalars = (dt_bias, decay, tl.load(weights.skip + at))
+    norm = load_features(weights.norm + block * D, D)
+    return norm, (gate, x, b, c, dt), (conv_x, conv_b, conv_c), scalars, state, (gated_norm, out_proj)
 
+
+@triton.jit
+def mix_head(
+    known, row, head, block, step, weights, memory, scratch, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr
+):
+    """`row`'s `head` of `block` at `step` (0: what was routed, then recursive ones). Its parts go to scratch.
+
+    `known`: of `know_head`.
+    """
+    norm, projections, convolutions, scalars, state, out = known
+    gate, x_weight, b_weight, c_weight, dt_weight = projections
+    D: tl.constexpr = SIZES.width
+    INNER: tl.constexpr = SIZES.heads * SIZES.head_dim
+    dims = tl.arange(0, triton.next_power_of_2(SIZES.head_dim))
+    states = tl.arange(0, triton.next_power_of_2(SIZES.states))
+    features = tl.arange(0, triton.next_power_of_2(D))
+    is_dim, is_state, is_feature = dims < SIZES.head_dim, states < SIZES.states, features < D
+    own = head * SIZES.head_dim + dims
     if block == 0:
         hidden = _first_input(row, weights, scratch, SIZES)
     else:
         hidden = output_of(block - 1, row, scratch, SIZES)
     if head == 0:
         tl.store(scratch.hidden + (row * SIZES.blocks + block) * D + features, hidden, mask=is_feature)
-    normed = norm_features(hidden, weights.norm + block * D, D)
+    normed = norm_features(hidden, norm, D)
 
-    x = _convolve(apply_matrix(x_weight, normed), own, is_dim, True, row, block, step, weights, memory, SIZES)
-    is_first = head == 0  # B and C are those of all heads: one keeps their inputs
-    b = _convolve(
-        apply_matrix(b_weight, normed), INNER + states, is_state, is_first, row, block, step,
-        weights, memory, SIZES,
-    )  # fmt: skip
-    c = _convolve(
-        apply_matrix(c_weight, normed), INNER + SIZES.states + states, is_state, is_first, row, block, step,
-        weights, memory, SIZES,
-    )  # fmt: skip
+    new_x, new_b = apply_matrix(x_weight, normed), apply_matrix(b_weight, normed)
+    new_c = apply_matrix(c_weight, normed)
+    inputs = _inputs_at(row, block, step + SIZES.window, memory, SIZES)
+    tl.store(inputs + own, new_x, mask=is_dim)
+    if head == 0:  # B and C are those of all heads: one keeps their inputs
+        tl.store(inputs + INNER + states, new_b, mask=is_state)
+        tl.store(inputs + INNER + SIZES.states + states, new_c, mask=is_state)
+    x, b = _convolve(convolutions[0], new_x), _convolve(convolutions[1], new_b)
+    c = _convolve(convolutions[2], new_c)
+
+    dt_bias, decay, skip = scalars
+    dt = _softplus(tl.sum(dt_weight * normed, 0) + dt_bias)
+    state = state * tl.exp(-dt * decay) + (dt * x)[:, None] * b[None, :]
     at = block * SIZES.heads + head
-    dt = _softplus(tl.sum(dt_weight * normed, 0) + tl.load(weights.dt_bias + at))
-    kept = tl.exp(-dt * tl.load(weights.decay + at))
-    y = _remember(kept, dt * x, b, c, row, at, step, memory, NUM_ROWS, SIZES)
-    gate = apply_matrix(gate_weight, normed)
-    y = (y + tl.load(weights.skip + at) * x) * _silu(gate)
-    _store_parts(y, own, is_dim, row, block, head, weights, scratch, SIZES)
+    tl.store(
+        _state_written(row, at, step, memory, NUM_ROWS, SIZES)
+        + dims[:, None] * SIZES.states
+        + states[None, :],
+        state,
+        mask=is_dim[:, None] & is_state[None, :],
+    )
+    y = (tl.sum(state * c[None, :], 1) + skip * x) * _silu(apply_matrix(gate, normed))
+
+    gated_norm, out_proj = out
+    part = tl.sum(out_proj * (y * gated_norm)[None, :], 1)
+    at = (row * SIZES.blocks + block) * SIZES.heads + head
+    tl.store(scratch.mixed + at * D + features, part, mask=is_feature)
+    tl.store(scratch.energy + at, tl.sum(y * y, 0))
 
 
 @triton.jit
@@ -99,9 +143,14 @@ def _first_input(row, weights, scratch, SIZES: tl.constexpr):
 @triton.jit
 def norm_features(hidden, weight, D: tl.constexpr):
     """RMS norm of `hidden` `[width]`, whose padding is 0."""
-    features = tl.arange(0, triton.next_power_of_2(D))
-    weight = tl.load(weight + features, mask=features < D, other=0.0)
     return hidden * tl.rsqrt(tl.sum(hidden * hidden, 0) / D + _EPS) * weight
+
+
+@triton.jit
+def load_features(vector, D: tl.constexpr):
+    """`vector` `[width]` in float32; padding is 0."""
+    features = tl.arange(0, triton.next_power_of_2(D))
+    return tl.load(vector + features, mask=features < D, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -134,61 +183,46 @@ def keep_window(row, block, memory, SIZES: tl.constexpr):
 
 
 @triton.jit
-def _convolve(newest, channels, mask, is_kept, row, block, step, weights, memory, SIZES: tl.constexpr):
-    """The convolution of `channels` at the `newest` input, which is put in line where `is_kept`."""
+def _inputs_at(row, block, place, memory, SIZES: tl.constexpr):
+    """Where the inputs `[channels]` of the convolution at `place` are."""
+    CHANNELS: tl.constexpr = SIZES.heads * SIZES.head_dim + 2 * SIZES.states
+    return memory.inputs + ((row * SIZES.blocks + block) * (SIZES.window + SIZES.horizon) + place) * CHANNELS
+
+
+@triton.jit
+def _know_convolution(channels, mask, row, block, step, weights, memory, SIZES: tl.constexpr):
+    """What older inputs come to in the convolution of `channels`, and the weight of the newest."""
     CHANNELS: tl.constexpr = SIZES.heads * SIZES.head_dim + 2 * SIZES.states
     WINDOW: tl.constexpr = SIZES.window
-    inputs = memory.inputs + ((row * SIZES.blocks + block) * (WINDOW + SIZES.horizon) + step) * CHANNELS
+    inputs = _inputs_at(row, block, step, memory, SIZES)
     kernel = weights.conv + (block * CHANNELS + channels) * (WINDOW + 1)
+    newest = tl.load(kernel + WINDOW, mask=mask, other=0.0)
     total = tl.load(weights.conv_bias + block * CHANNELS + channels, mask=mask, other=0.0)
-    total += tl.load(kernel + WINDOW, mask=mask, other=0.0) * newest
     for tap in tl.static_range(WINDOW):
         before = tl.load(inputs + tap * CHANNELS + channels, mask=mask, other=0.0)
         total += tl.load(kernel + tap, mask=mask, other=0.0) * before
-    tl.store(inputs + WINDOW * CHANNELS + channels, newest, mask=mask & is_kept)
-    return _silu(total)
+    return total, newest
 
 
 @triton.jit
-def _remember(kept, taken, b, c, row, at, step, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
-    """The head's state `[head_dim, states]` moves on; what it contributes, `[head_dim]`."""
+def _convolve(known, newest):
+    """The convolution at the `newest` input. `known`: of `_know_convolution`."""
+    total, weight = known
+    return _silu(total + weight * newest)
+
+
+@triton.jit
+def _state_read(row, at, step, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
+    """Where the head's state `[head_dim, states]` before `step` is; `at`: its place among a row's heads."""
+    return _state_written(row, at, step - 1, memory, NUM_ROWS, SIZES)
+
+
+@triton.jit
+def _state_written(row, at, step, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
+    """Where the head's state after `step` is: recursive steps have a place of their own."""
     PLACE: tl.constexpr = NUM_ROWS * SIZES.blocks * SIZES.heads
-    dims = tl.arange(0, triton.next_power_of_2(SIZES.head_dim))
-    own = memory.recurrence + (row * (SIZES.blocks * SIZES.heads) + at) * (SIZES.head_dim * SIZES.states)
-    recursive = own + PLACE * (SIZES.head_dim * SIZES.states)
-    source, target = own, own
-    if step > 1:
-        source = recursive
-    if step > 0:
-        target = recursive
-    state = load_matrix(source, dims, dims < SIZES.head_dim, SIZES.states)
-    state = state * kept + taken[:, None] * b[None, :]
-    states = tl.arange(0, triton.next_power_of_2(SIZES.states))
-    tl.debug_barrier()  # all threads have read before one of them writes
-    tl.store(
-        target + dims[:, None] * SIZES.states + states[None, :],
-        state,
-        mask=(dims < SIZES.head_dim)[:, None] & (states < SIZES.states)[None, :],
-    )
-    return tl.sum(state * c[None, :], 1)
-
-
-@triton.jit
-def _store_parts(y, own, is_dim, row, block, head, weights, scratch, SIZES: tl.constexpr):
-    """The head's part of the output projection `[width]`, and of the norm that is still to come."""
-    D: tl.constexpr = SIZES.width
-    INNER: tl.constexpr = SIZES.heads * SIZES.head_dim
-    features = tl.arange(0, triton.next_power_of_2(D))
-    is_feature = features < D
-    out_proj = tl.load(
-        weights.out_proj + (block * D + features)[:, None] * INNER + own[None, :],
-        mask=is_feature[:, None] & is_dim[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    weighted = y * tl.load(weights.gated_norm + block * INNER + own, mask=is_dim, other=0.0)
-    at = (row * SIZES.blocks + block) * SIZES.heads + head
-    tl.store(scratch.mixed + at * D + features, tl.sum(out_proj * weighted[None, :], 1), mask=is_feature)
-    tl.store(scratch.energy + at, tl.sum(y * y, 0))
+    place = tl.where(step > 0, PLACE, 0) + row * (SIZES.blocks * SIZES.heads) + at
+    return memory.recurrence + place * (SIZES.head_dim * SIZES.states)
 
 
 @triton.jit

@@ -20,16 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.control.fault import TableError
-from hetero_gpu.control.memory_order import store_release
-from hetero_gpu.predict.blocks import keep_window, mix_head
-from hetero_gpu.predict.layers import clear_layer, predict_layer, read_layer
+from hetero_gpu.predict.blocks import keep_window, know_head, mix_head
+from hetero_gpu.predict.layers import clear_layer, know_layer, predict_layer, read_layer
+from hetero_gpu.predict.meeting import meet_all
 from hetero_gpu.predict.memory import DeviceWeights, RowMemory, Scratch
 from hetero_gpu.predict.sizes import ForecastSizes
-
-_STALLED_ERROR = tl.constexpr(int(TableError.FORECAST_STALLED))
-_MOST_LOOKS = tl.constexpr(1 << 17)
-"""Some 0.1 s; a meeting takes about a microsecond."""
 
 
 class GroupForecast(NamedTuple):
@@ -127,17 +122,22 @@ def _forecast_kernel(
     while phase < last_phase:
         step = (phase - 1) // (SIZES.blocks + 1)
         block = (phase - 1) % (SIZES.blocks + 1)
+        is_due = phase > first_phase  # a meeting, once the phase has asked for what is old
         if phase == 0:
             _read(router_logits, active, weights, scratch, first_step, NUM_ROWS, MOST_ROWS, SIZES)
         elif block < SIZES.blocks:
-            _mix(block, step, active, weights, memory, scratch, NUM_ROWS, MOST_ROWS, SIZES)
+            _mix(
+                block, step, active, weights, memory, scratch, is_due, arrivals, error_address,
+                NUM_ROWS, MOST_ROWS, NUM_PROGRAMS, SIZES,
+            )  # fmt: skip
         else:
-            _predict(step, active, probabilities, weights, scratch, NUM_ROWS, ALL_LAYERS, SIZES)
+            _predict(
+                step, active, probabilities, weights, scratch, is_due, arrivals, error_address,
+                NUM_ROWS, NUM_PROGRAMS, ALL_LAYERS, SIZES,
+            )  # fmt: skip
             if step + 1 == SIZES.horizon:
                 _keep(active, memory, NUM_ROWS, SIZES)
         phase += 1
-        if phase < last_phase:
-            _meet_all(arrivals, error_address, NUM_PROGRAMS)
 
 
 @triton.jit
@@ -170,16 +170,24 @@ def _mix(
     weights,
     memory,
     scratch,
+    is_due,
+    arrivals,
+    error_address,
     NUM_ROWS: tl.constexpr,
     MOST_ROWS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
     SIZES: tl.constexpr,
 ):
     share = tl.program_id(0)
     while share < NUM_ROWS * SIZES.heads:
         row, head = share // SIZES.heads, share % SIZES.heads
         if tl.load(active + row):
-            mix_head(row, head, block, step, weights, memory, scratch, MOST_ROWS, SIZES)
+            known = know_head(row, head, block, step, weights, memory, MOST_ROWS, SIZES)
+            meet_all(is_due, arrivals, error_address, NUM_PROGRAMS)
+            mix_head(known, row, head, block, step, weights, memory, scratch, MOST_ROWS, SIZES)
+            is_due = False
         share += tl.num_programs(0)
+    meet_all(is_due, arrivals, error_address, NUM_PROGRAMS)
 
 
 @triton.jit
@@ -189,7 +197,11 @@ def _predict(
     probabilities,
     weights,
     scratch,
+    is_due,
+    arrivals,
+    error_address,
     NUM_ROWS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
     ALL_LAYERS: tl.constexpr,
     SIZES: tl.constexpr,
 ):
@@ -198,10 +210,16 @@ def _predict(
         row, layer = share // SIZES.layers, share % SIZES.layers
         at = (row * SIZES.horizon + step) * ALL_LAYERS + layer
         if tl.load(active + row):
-            predict_layer(row, layer, step, probabilities + at * SIZES.experts, weights, scratch, SIZES)
+            known = know_layer(layer, weights, SIZES)
+            meet_all(is_due, arrivals, error_address, NUM_PROGRAMS)
+            predict_layer(
+                known, row, layer, step, probabilities + at * SIZES.experts, weights, scratch, SIZES
+            )
+            is_due = False
         else:
             clear_layer(probabilities + at * SIZES.experts, SIZES)
         share += tl.num_programs(0)
+    meet_all(is_due, arrivals, error_address, NUM_PROGRAMS)
 
 
 @triton.jit
@@ -212,22 +230,3 @@ def _keep(active, memory, NUM_ROWS: tl.constexpr, SIZES: tl.constexpr):
         if tl.load(active + row):
             keep_window(row, share % SIZES.blocks, memory, SIZES)
         share += tl.num_programs(0)
-
-
-@triton.jit
-def _meet_all(arrivals, error_address, NUM_PROGRAMS: tl.constexpr):
-    """Nobody goes on before all programs are here, and then all see what each has written.
-
-    Tickets are never taken back: a meeting is full at the next multiple of the number of programs. The wait
-    is bounded: a forecast is advice, and a wrong one is better than a device that hangs.
-    """
-    tl.debug_barrier()  # all threads have written before one of them says so
-    ticket = tl.atomic_add(arrivals, 1, sem="acq_rel")
-    full = (ticket // NUM_PROGRAMS + 1) * NUM_PROGRAMS
-    here, looks = ticket + 1, 0
-    while (here < full) & (looks < _MOST_LOOKS):
-        here = tl.atomic_add(arrivals, 0, sem="acquire")
-        looks += 1
-    if here < full:
-        store_release(error_address, _STALLED_ERROR)
-    tl.debug_barrier()  # and none reads before the one that looked has seen them

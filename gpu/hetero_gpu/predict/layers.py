@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hetero_gpu.predict.blocks import apply_matrix, load_matrix, norm_features, output_of
+from hetero_gpu.predict.blocks import apply_matrix, load_features, load_matrix, norm_features, output_of
 from hetero_gpu.router import chosen_of
 
 
@@ -21,17 +21,25 @@ def read_layer(row, layer, router_logits, weights, scratch, SIZES: tl.constexpr)
 
 
 @triton.jit
-def predict_layer(row, layer, step, probabilities, weights, scratch, SIZES: tl.constexpr):
-    """`probabilities` `[experts]` at this row, step and layer; taken in where another step follows."""
+def know_layer(layer, weights, SIZES: tl.constexpr):
+    """What `predict_layer` reads that no forecast changes."""
     experts = tl.arange(0, triton.next_power_of_2(SIZES.experts))
     is_expert = experts < SIZES.experts
     own = layer * SIZES.experts + experts
     head = load_matrix(weights.head, own, is_expert, SIZES.width)
     bias = tl.load(weights.head_bias + own, mask=is_expert, other=float("-inf"))
+    return head, bias, load_features(weights.final_norm, SIZES.width)
+
+
+@triton.jit
+def predict_layer(known, row, layer, step, probabilities, weights, scratch, SIZES: tl.constexpr):
+    """`probabilities` `[experts]` at this row, step and layer; taken in where another step follows."""
+    head, bias, norm = known
+    experts = tl.arange(0, triton.next_power_of_2(SIZES.experts))
     hidden = output_of(SIZES.blocks - 1, row, scratch, SIZES)
-    logits = bias + apply_matrix(head, norm_features(hidden, weights.final_norm, SIZES.width))
+    logits = bias + apply_matrix(head, norm_features(hidden, norm, SIZES.width))
     shares = tl.exp(logits - tl.max(logits, 0))
-    tl.store(probabilities + experts, shares / tl.sum(shares, 0), mask=is_expert)
+    tl.store(probabilities + experts, shares / tl.sum(shares, 0), mask=experts < SIZES.experts)
     if step + 1 < SIZES.horizon:
         _take_in(logits, row, layer, weights, scratch, SIZES)
 
