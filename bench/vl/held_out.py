@@ -1,10 +1,11 @@
-"""Questions about pictures that the small vision-language model was never trained on, for benches."""
+"""The trained model, and questions about pictures that it never was trained on, for benches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -14,6 +15,8 @@ from bench.vl.questions import KINDS, Kind, Question, ask
 from bench.vl.scenes import Split, draw_scene
 from bench.vl.train import HELD_OUT_SEED
 
+MODEL = Path(__file__).resolve().parent / "model"
+"""What `bench.vl.train` made; `MODEL_CARD.md` in it says how well it does."""
 MEASURED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "list")
 """Kinds that accuracy is told by."""
 
@@ -23,6 +26,12 @@ class Asked(NamedTuple):
 
     image: Image.Image
     question: Question
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """For `Engine.generate`."""
+        parts = [{"type": "image", "image": self.image}, {"type": "text", "text": self.question.text}]
+        return [{"role": "user", "content": parts}]
 
 
 def ask_each(kind: Kind, number: int, *, split: Split = "seeds") -> list[Asked]:
