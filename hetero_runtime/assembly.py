@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hetero_gpu import SlabCache, SlabPool
+from hetero_runtime.calibration import read_calibration
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.expert_file.of_model import FileFilling, open_expert_file
@@ -48,6 +50,7 @@ from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
 from hetero_runtime.plan.demand import drafted_tokens
 from hetero_runtime.routing import CopiesAhead, CountsRouting, RoutedSequences, Routing
 from hetero_runtime.routing.build import make_routing
@@ -57,7 +60,7 @@ from hetero_runtime.tiers.file_store import open_file_store
 from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
 from hetero_runtime.vision import CompressedSequences, CompressionStats, Compressor
 from hetero_runtime.vision.build import make_compressor
-from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
+from hetero_scheduler import EvictionPolicy, ExpertKey, Popularity, SlotMachine
 from hetero_scheduler.predict import Predictor
 
 if TYPE_CHECKING:
@@ -352,12 +355,24 @@ def _make_orchestrator(
         mlps=[expert_mlp(module) for module in skeleton.experts.values()],
         materialize=partial(tiers.store.materialize, dtype=skeleton.dtype),
         eviction=tiers.eviction,
-        is_fetching_ahead=is_prefetching or config.prefetch.schedule == "popularity",
+        prompts=(
+            PromptAhead(tiers.cache, _popularity(config, tiers.store, top_k=top_k), top_k=top_k)
+            if is_prefetching or config.prefetch.schedule == "popularity"
+            else None
+        ),
         ahead=ahead,
         governor=make_governor(config, tiers.supply, tiers.slabs, tiers.cache, top_k=top_k),
         in_place=in_place,
     )
     return _Driven(orchestrator, foresight)
+
+
+def _popularity(config: ResolvedConfig, store: ExpertStore, *, top_k: int) -> Popularity:
+    """Of experts in prompts: profiled where a calibration is at hand, and counted from then on."""
+    if config.prefetch.popularity == "none":
+        return Popularity(store.num_layers, store.num_experts)
+    uses = read_calibration(Path(config.prefetch.popularity)).calibration.uses
+    return Popularity.profiled(uses, top_k=top_k)
 
 
 def _make_eviction(config: ResolvedConfig, store: ExpertStore, routing: Routing | None) -> EvictionPolicy:

@@ -42,6 +42,7 @@ from hetero_runtime.plan.demand import GROUPED_TOKENS
 from hetero_runtime.routing import Routing
 from hetero_runtime.routing.captured import CapturedRouting
 from hetero_runtime.speculation import CheckedSequences
+from hetero_scheduler import Popularity
 
 if TYPE_CHECKING:
     from hetero_runtime.assembly import EagerParts
@@ -201,12 +202,18 @@ def _for_prompts(
         form, top_k, max_tokens=max_tokens, dtype=parts.dtype, device=parts.slabs.memory.device
     )
     experts.warm_up(parts.slabs.memory, num_experts=parts.store.num_experts)
+    prompts = parts.orchestrator.prompts
     return GroupedOrchestrator(
         parts.cache,
         slabs=parts.slabs,
         experts=experts,
         eviction=parts.orchestrator.eviction,
-        is_fetching_ahead=parts.orchestrator.is_fetching_ahead,
+        popularity=(
+            Popularity(parts.store.num_layers, parts.store.num_experts)
+            if prompts is None
+            else prompts.popularity
+        ),
+        is_fetching_ahead=prompts is not None,
     )
 
 

@@ -30,9 +30,8 @@ class Passes:
 
     @contextmanager
     def one(self, phase: Phase, *, num_tokens: int, checkpoint: Checkpoint) -> Iterator[None]:
-        """Around one pass, in turn with all others. `checkpoint` is asked again when the turn has come."""
+        """Around one pass, in turn with all others. `checkpoint` is asked when the turn has come."""
         with self.turns.take(), self.inside(phase, num_tokens=num_tokens, checkpoint=checkpoint):
-            checkpoint()
             yield
 
     @contextmanager
@@ -45,4 +44,7 @@ class Passes:
             self.orchestrator.pass_(phase, checkpoint=checkpoint),
             no_room_for(f"a pass over {num_tokens} tokens", self.device, fix=_NO_ROOM_FIX),
         ):
+            checkpoint()
+            if phase is Phase.PREFILL:
+                self.orchestrator.expect_prompt(num_tokens)
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetero_runtime.calibration import locate_calibration
+from hetero_runtime.calibration import locate_calibration, locate_profile
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
 from hetero_runtime.config.combinations import schedules_forecasts
 from hetero_runtime.config.tree import Horizon
@@ -58,6 +58,8 @@ def decide(config: Config) -> Decided:
     if calibration is not None:
         geometry = replace(geometry, calibration_bytes=calibration.stat().st_size)
         config = replace(config, routing=replace(config.routing, calibration=str(calibration)))
+    profile = locate_profile(config.prefetch, geometry)
+    config = replace(config, prefetch=replace(config.prefetch, popularity=str(profile or "none")))
     expert_file = locate_expert_file(config, geometry)
     if expert_file is not None:
         config = replace(config, memory=replace(config.memory, expert_file=str(expert_file)))

@@ -148,6 +148,10 @@ class SlabCache:
         """Slots that a load for `layer` could take now."""
         return self._machine.num_available(layer)
 
+    def num_fetching(self, layer: int) -> int:
+        """Slots that `layer` may use and that hold a prefetch, arrived or not, whose layer has not begun."""
+        return self._machine.num_fetching(layer)
+
     def num_empty(self, layer: int) -> int:
         """Slots that a load for `layer` could take with nobody leaving."""
         return self._machine.num_empty(layer)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from hetero_runtime.calibration.file import CALIBRATE, read_calibration
 from hetero_runtime.config.routing import READS
-from hetero_runtime.config.tree import RoutingConfig
-from hetero_runtime.errors import ConfigError
+from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
+from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 from hetero_runtime.prediction.locate import beside
 
 CALIBRATION_SUFFIX = ".calibration.safetensors"
+
+log = logging.getLogger(__name__)
 
 
 def locate_calibration(config: RoutingConfig, geometry: Geometry) -> Path | None:
@@ -32,4 +35,32 @@ def locate_calibration(config: RoutingConfig, geometry: Geometry) -> Path | None
             "routing.policy: exact"
         )
     read_calibration(path, RouterFingerprint.of_model(geometry))
+    return path
+
+
+def locate_profile(config: PrefetchConfig, geometry: Geometry) -> Path | None:
+    """The file that says which experts prompts use; None where the engine only counts, or fetches nothing.
+
+    `auto` is the calibration beside the model's folder; where that is another model's, a warning says so and
+    nothing is profiled. Raises ConfigError for a named file that does not exist, CheckpointError for one that
+    is no calibration, or another model's.
+    """
+    if config.schedule == "none" or config.popularity == "none":
+        return None
+    is_auto = config.popularity == "auto"
+    path = beside(geometry.path, CALIBRATION_SUFFIX) if is_auto else Path(config.popularity).expanduser()
+    if not path.exists():
+        if is_auto:
+            return None
+        raise ConfigError(
+            f"prefetch.popularity: {path} does not exist; {CALIBRATE} {geometry.path}, or write "
+            "prefetch.popularity: none"
+        )
+    try:
+        read_calibration(path, RouterFingerprint.of_model(geometry))
+    except CheckpointError as error:
+        if not is_auto:
+            raise
+        log.warning("prompts are fetched ahead without a profile: %s", error)
+        return None
     return path

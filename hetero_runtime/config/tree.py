@@ -141,12 +141,17 @@ class PrefetchConfig:
     schedule: Literal["none", "popularity", "jsd", "moe_infinity", "promoe", "edf", "top_b", "bounded"] = (
         "popularity"
     )
-    """Which transfer goes next. popularity: most wanted experts first, during prefill. jsd, moe_infinity,
-    promoe, edf, top_b: by forecasts, during decode, where copies overlap with computation (on device cpu only
-    reads of experts below host memory do); and by popularity during prefill. bounded: what the routing policy
-    inserts into its logical cache, during decode; and by popularity during prefill."""
+    """Which transfer goes next. popularity: most wanted experts first, of layers to come, before a prompt and
+    while it passes. jsd, moe_infinity, promoe, edf, top_b: by forecasts, during decode, where copies overlap
+    with computation (on device cpu only reads of experts below host memory do); and by popularity during
+    prefill. bounded: what the routing policy inserts into its logical cache, during decode; and by popularity
+    during prefill."""
     extra: Count = 0
     """Experts that may be fetched a layer beyond the router's top-k, by forecasts."""
+    popularity: str = "auto"
+    """What prompts are fetched ahead by: a file that `hetero-runtime calibrate` wrote, whose text says how
+    often each expert is used; what the engine counts while it runs adds to it. auto: the one beside the
+    model's folder, FOLDER.calibration.safetensors, where there is one. none: only what it counts."""
     in_flight: Positive = 2
     """Copies that schedule bounded has on the link at most. Changes no output."""
 

@@ -36,6 +36,10 @@ class Orchestrator(ABC):
         when the context is left, however it is left.
         """
 
+    def expect_prompt(self, num_tokens: int) -> None:  # noqa: B027 (most have nothing to fetch)
+        """Inside a prefill pass, before its first layer, where the caller knows: the pass reads `num_tokens`.
+        What they probably need may be fetched from now on."""
+
     @abstractmethod
     def run_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

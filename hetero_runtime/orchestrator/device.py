@@ -64,6 +64,9 @@ class DeviceOrchestrator(Orchestrator):
         with self._prefill.pass_(phase, checkpoint=checkpoint):
             yield
 
+    def expect_prompt(self, num_tokens: int) -> None:
+        self._prefill.expect_prompt(num_tokens)
+
     def run_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:

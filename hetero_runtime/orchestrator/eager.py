@@ -28,16 +28,17 @@ from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
 from hetero_runtime.in_place import InPlaceMisses, InPlaceStats
 from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
 from hetero_runtime.tiers.governor import Governor
-from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, Popularity
+from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
 
 
 class EagerOrchestrator(Orchestrator):
     """See the module docstring.
 
     `mlps`: one a MoE layer. `materialize`: a record's bytes (uint8 `[record_bytes]`) to parameters.
-    `is_fetching_ahead`: whether prefill fetches popular experts of the next layer (SeqMoE §8.4). `ahead`:
-    what follows from forecasts, or from a routing policy's insertions; None where there are neither.
+    `prompts`: fetches what a prompt's layers to come probably need; None fetches nothing for prompts.
+    `ahead`: what follows from forecasts, or from a routing policy's insertions; None where there are neither.
     `governor`: gives slabs back where memory may run short; None where nobody does.
     `in_place`: None loads every miss.
     """
@@ -49,16 +50,15 @@ class EagerOrchestrator(Orchestrator):
         mlps: list[ExpertMlp],
         materialize: Callable[[torch.Tensor], Params],
         eviction: EvictionPolicy,
-        is_fetching_ahead: bool,
+        prompts: PromptAhead | None,
         ahead: Ahead | None = None,
         governor: Governor | None = None,
         in_place: InPlaceMisses | None = None,
     ) -> None:
         self._cache, self._mlps, self._materialize = cache, mlps, materialize
-        self.eviction, self.is_fetching_ahead = eviction, is_fetching_ahead
+        self.eviction, self.prompts = eviction, prompts
         self._ahead, self._governor, self._in_place = ahead, governor, in_place
-        self._num_layers, self._num_experts = eviction.score.shape
-        self._popularity = Popularity(self._num_layers, self._num_experts)
+        self._num_experts = eviction.score.shape[1]
         self._phase = Phase.DECODE
         self._checkpoint: Callable[[], None] = _go_on
 
@@ -75,6 +75,12 @@ class EagerOrchestrator(Orchestrator):
             raise
         finally:
             self._checkpoint = _go_on
+            if self.prompts is not None:
+                self.prompts.end()
+
+    def expect_prompt(self, num_tokens: int) -> None:
+        if self.prompts is not None:
+            self.prompts.begin(num_tokens)
 
     def run_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -89,7 +95,10 @@ class EagerOrchestrator(Orchestrator):
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
         self.eviction.observe(layer, tokens_per_expert)
-        self._popularity.observe(layer, tokens_per_expert)
+        if self.prompts is not None:
+            if self._phase is Phase.PREFILL and not self.prompts.has_begun:
+                self.prompts.begin(len(chosen))
+            self.prompts.layer_begins(layer, tokens_per_expert)
         kept = () if self._ahead is None else self._ahead.kept(layer)
         self._cache.begin_layer(layer, frozenset(needed), kept=kept)
         total = LayerSum(hidden, top_k_weights, dispatch)
@@ -130,7 +139,7 @@ class EagerOrchestrator(Orchestrator):
             self._all_submitted(layer, [])
         for i, key in enumerate(needed):
             if num_loaded < len(needed):
-                self._cache.release(needed[num_released:i])
+                self._release(needed[num_released:i])
                 num_released = i
                 num_loaded = self._load_ahead(needed, i, num_loaded)
                 if num_loaded == len(needed):
@@ -138,13 +147,20 @@ class EagerOrchestrator(Orchestrator):
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))
             total.add(numbers[i], partial(mlp, params=params))
-        self._cache.release(needed[num_released:])
+        self._release(needed[num_released:])
+
+    def _release(self, executed: list[ExpertKey]) -> None:
+        """Their slots may go to others."""
+        self._cache.release(executed)
+        if self.prompts is not None:
+            self.prompts.executed(executed)
 
     def _all_submitted(self, layer: int, running: list[ExpertKey]) -> None:
         """The link has nothing more to do for this layer. `running`: its experts that are still to run."""
         if self._ahead is not None:
             self._ahead.look_ahead(layer, running)
-        self._fetch_ahead(layer + 1, protected=running)
+        if self.prompts is not None and self.prompts.has_begun:
+            self.prompts.fetch(protected=running)
 
     def _load_ahead(self, needed: list[ExpertKey], i: int, start: int) -> int:
         """Submit loads of `needed[start:]` while slots last, and in any case what `needed[i]` needs. Returns
@@ -152,12 +168,18 @@ class EagerOrchestrator(Orchestrator):
         for j in range(start, len(needed)):
             if self._cache.lookup(needed[j]) is not Lookup.MISS:
                 continue
-            if self._cache.load(needed[j], protected=needed[i:]):
+            if self._load(needed[j], protected=needed[i:], is_urgent=j == i):
                 continue
             if j > i:
                 return j
             self._load_over(needed, i)
         return len(needed)
+
+    def _load(self, key: ExpertKey, *, protected: list[ExpertKey], is_urgent: bool) -> bool:
+        """Over what the policy, or the rest of a prompt, needs least. False when there is no such slot."""
+        if self.prompts is not None and self.prompts.has_begun:
+            return self.prompts.load(key, protected=protected, is_urgent=is_urgent)
+        return self._cache.load(key, protected=protected)
 
     def _load_over(self, needed: list[ExpertKey], i: int) -> None:
         """Load `needed[i]` over the resident expert of this layer that is needed last."""
@@ -165,21 +187,6 @@ class EagerOrchestrator(Orchestrator):
             if self._cache.load(needed[i], protected=needed[i:last]):
                 return
         raise AssertionError(f"no slot can be freed for {needed[i]}: {self._cache.counts()}")
-
-    def _fetch_ahead(self, layer: int, *, protected: list[ExpertKey]) -> None:
-        """Prefill only: prefetch experts of `layer`, the most popular first. E slots (half of the pool, where
-        that is less) are kept back for what it turns out to need besides."""
-        if self._phase is not Phase.PREFILL or not self.is_fetching_ahead or layer >= self._num_layers:
-            return
-        kept_back = min(self._num_experts, self._cache.pool_size(layer) // 2)
-        budget = self._cache.num_available(layer) - len(protected) - kept_back
-        counts = self._popularity.counts[layer]
-        for expert in self._popularity.ranking(layer)[: max(0, budget)].tolist():
-            if not counts[expert]:
-                return
-            key = ExpertKey(layer, expert)
-            if self._cache.lookup(key) is Lookup.MISS and not self._cache.prefetch(key, protected=protected):
-                return
 
 
 def _go_on() -> None:

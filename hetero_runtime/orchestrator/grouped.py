@@ -45,7 +45,8 @@ class GroupedOrchestrator(Orchestrator):
     """Prefill only; see the module docstring.
 
     `experts`: its `max_tokens` bound the workspace, and longer prompts run each layer in chunks, which count
-    in the stats as passes of their own. `is_fetching_ahead`: whether layers to come are prefetched.
+    in the stats as passes of their own. `popularity`: profiled, and counted on from here.
+    `is_fetching_ahead`: whether layers to come are prefetched.
     """
 
     def __init__(
@@ -55,11 +56,12 @@ class GroupedOrchestrator(Orchestrator):
         slabs: SlabPool,
         experts: GroupedExperts,
         eviction: EvictionPolicy,
+        popularity: Popularity,
         is_fetching_ahead: bool,
     ) -> None:
         self._cache, self._slabs, self._experts, self._eviction = cache, slabs, experts, eviction
         self._num_layers, self._num_experts = eviction.score.shape
-        self._popularity = Popularity(self._num_layers, self._num_experts)
+        self._popularity = popularity
         self._numbers = LayerNumbers(self._num_experts, slabs.memory.device)
         self._is_fetching_ahead = is_fetching_ahead
         self._scan: PromptScan | None = None
@@ -76,6 +78,11 @@ class GroupedOrchestrator(Orchestrator):
             raise
         finally:
             self._checkpoint, self._scan = _go_on, None
+
+    def expect_prompt(self, num_tokens: int) -> None:
+        self._scan = PromptScan(self._popularity, num_tokens=num_tokens, top_k=self._experts.top_k)
+        if self._is_fetching_ahead:
+            self._fetch_ahead(self._scan)
 
     def run_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

@@ -22,7 +22,9 @@ from hetero_scheduler.popularity import Popularity
 from hetero_scheduler.slots import Scores
 
 _LIKELY = 0.5
-"""From this probability on an expert is fetched ahead: more often than not the bytes are needed."""
+"""From this probability on an expert is kept, and fetched ahead: more often than not it is needed."""
+_LIKELY_BLIND = 0.9
+"""To be fetched ahead in a layer of which nothing is known, where any expert is as good a guess."""
 
 
 def probability_of_use(popularity: Popularity, *, num_tokens: int, top_k: int) -> Scores:
@@ -42,6 +44,8 @@ class PromptScan:
 
     def __init__(self, popularity: Popularity, *, num_tokens: int, top_k: int) -> None:
         self._p = probability_of_use(popularity, num_tokens=num_tokens, top_k=top_k)
+        is_known = popularity.counts.any(axis=1, keepdims=True)
+        self._is_worth_fetching = self._p >= np.where(is_known, _LIKELY, _LIKELY_BLIND)
         self._hottest_first = np.argsort(-popularity.counts, axis=1, kind="stable")
         self._num_tokens = num_tokens
         self._share = np.zeros(self._p.shape[1])
@@ -68,10 +72,10 @@ class PromptScan:
 
     def expected(self, layer: int) -> npt.NDArray[np.int64]:
         """Experts of a later `layer` that this prompt probably uses, hottest first: no more of them than
-        the running layer uses."""
+        the running layer uses, once one runs."""
         ranking = self._hottest_first[layer]
-        likely: npt.NDArray[np.int64] = ranking[self._p[layer, ranking] >= _LIKELY]
-        return likely[: self._num_used]
+        likely: npt.NDArray[np.int64] = ranking[self._is_worth_fetching[layer, ranking]]
+        return likely if self.layer < 0 else likely[: self._num_used]
 
     def last_resort(self) -> Scores:
         """`score`, but layers to come give way too: the least probable expert, of those alike the one whose

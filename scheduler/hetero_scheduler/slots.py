@@ -176,6 +176,11 @@ class SlotMachine:
         is_free = (self._state[part] == SlotState.EMPTY) | (self._state[part] == SlotState.USED)
         return int(np.count_nonzero(is_free & ~is_held))
 
+    def num_fetching(self, layer: int) -> int:
+        """Slots of `layer`'s pool in FETCH."""
+        pool = self.pool_range(layer)
+        return int(np.count_nonzero(self._state[pool.start : pool.stop] == SlotState.FETCH))
+
     def num_in_service(self, layer: int) -> int:
         """Slots of `layer`'s pool that are not retired, pinned ones left out."""
         pool = self.pool_range(layer)

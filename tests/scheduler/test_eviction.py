@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetero_scheduler import EVICTION_POLICIES, Popularity, make_eviction
+from hetero_scheduler.popularity import PROFILE_TOKENS
 
 NUM_LAYERS, NUM_EXPERTS = 3, 8
 
@@ -68,7 +69,15 @@ def test_unknown_policy_is_refused_with_what_is_known() -> None:
         make_eviction("mru", num_layers=1, num_experts=1)  # type: ignore[arg-type]
 
 
-def test_popularity_ranks_by_tokens_then_by_index() -> None:
-    popularity = Popularity(1, 4)
-    popularity.observe(0, np.array([0, 2, 5, 2]))
-    assert popularity.ranking(0).tolist() == [2, 1, 3, 0]
+def test_a_profile_is_a_beginning_of_the_counts_whatever_its_unit() -> None:
+    uses = np.array([[1.0, 3.0, 0.0, 0.0]])
+    few, many = (Popularity.profiled(unit * uses, top_k=2) for unit in (1e-6, 1e6))
+    np.testing.assert_allclose(few.counts, many.counts)
+    assert few.counts.sum() == 2 * PROFILE_TOKENS
+    few.observe(0, np.array([0, 0, 0, 4 * PROFILE_TOKENS]))
+    assert few.counts.argmax() == 3
+
+
+def test_a_profile_that_never_saw_a_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match="layer 1 of the profile has no uses"):
+        Popularity.profiled(np.array([[1.0, 1.0], [0.0, 0.0]]), top_k=1)

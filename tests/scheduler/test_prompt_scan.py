@@ -41,6 +41,14 @@ def test_guesses_are_the_likely_ones_hottest_first_and_no_more_than_this_layer_u
     assert scan.expected(1).tolist() == [1, 3]
 
 
+def test_of_a_layer_without_history_only_what_is_nearly_certain_is_expected() -> None:
+    popularity = known(tokens(0, 0, 0, 0), tokens(1, 0, 0, 0))
+    some, many = (PromptScan(popularity, num_tokens=num, top_k=1) for num in (4, 16))
+    assert some.expected(0).tolist() == []  # two of three times each of them would be needed
+    assert some.expected(1).tolist() == [0, 1, 2, 3]
+    assert many.expected(0).tolist() == [0, 1, 2, 3]
+
+
 def test_who_gives_way() -> None:
     history = [tokens(0, 0, 0, 0)] * 2 + [tokens(99, 0, 0, 99)] * 2
     scan = PromptScan(known(*history), num_tokens=3, top_k=1)

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hetero_runtime.calibration import locate_calibration, read_calibration, write_calibration
-from hetero_runtime.config.tree import RoutingConfig
+from hetero_runtime.calibration import (
+    locate_calibration,
+    locate_profile,
+    read_calibration,
+    write_calibration,
+)
+from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint
@@ -74,3 +79,24 @@ def test_it_is_looked_for_beside_the_model(tmp_path: Path) -> None:
     write_calibration(named, random_calibration(3, 8), fingerprint=MODEL, notes={})
     with pytest.raises(CheckpointError, match="another model"):
         locate_calibration(replace(psr, calibration=str(named)), geometry)
+
+
+def test_a_profile_is_taken_where_there_is_one_of_this_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    geometry, auto = read_geometry(write_qwen3(tmp_path / "model")), PrefetchConfig()
+    assert locate_profile(auto, geometry) is None
+    named = replace(auto, popularity=str(tmp_path / "mine.safetensors"))
+    with pytest.raises(ConfigError, match=r"prefetch\.popularity: .*mine\.safetensors does not exist"):
+        locate_profile(named, geometry)
+    beside = write_random_calibration(geometry.path)
+    assert locate_profile(auto, geometry) == beside
+    assert locate_profile(replace(auto, popularity="none"), geometry) is None
+    assert locate_profile(replace(auto, schedule="none"), geometry) is None
+    assert not caplog.records
+    for path in (beside, Path(named.popularity)):
+        write_calibration(path, random_calibration(3, 8), fingerprint=MODEL, notes={})
+    assert locate_profile(auto, geometry) is None
+    assert "without a profile" in caplog.text and "another model" in caplog.text
+    with pytest.raises(CheckpointError, match="another model"):
+        locate_profile(named, geometry)

@@ -31,6 +31,7 @@ from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.planned import plan_for
+from hetero_scheduler import Popularity
 from tests.architectures import build_checkpoint, prompt_ids
 from tests.gpu.control.fake_link import FakeLink
 
@@ -73,6 +74,7 @@ def on_device(
         slabs=parts.slabs,
         experts=GroupedExperts(kernel_form, top_k, max_tokens=64, dtype=torch.float32, device=cpu),
         eviction=parts.orchestrator.eviction,
+        popularity=Popularity(parts.store.num_layers, parts.store.num_experts),
         is_fetching_ahead=True,
     )
     bank = MappedBank(parts.store.records.data_ptr(), parts.store.layout.record_bytes)

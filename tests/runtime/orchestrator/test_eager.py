@@ -11,6 +11,8 @@ from hetero_gpu import Copier, HostCopier
 from hetero_runtime.hf.hooks import expert_mlp
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
+from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
+from hetero_scheduler import Popularity
 from tests.gpu.fake_copier import FailingCopier, FakeCopier
 from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, given_up_at
 
@@ -25,7 +27,7 @@ class Rig(CacheRig):
             mlps=[expert_mlp(module) for module in self.experts],
             materialize=self.layout.view,
             eviction=self.eviction,
-            is_fetching_ahead=True,
+            prompts=PromptAhead(self.cache, Popularity(self.num_layers, NUM_EXPERTS), top_k=TOP_K),
         )
 
     def run(self, layer: int, experts: Iterable[int]) -> None:
@@ -71,6 +73,7 @@ def test_output_is_transformers_own_in_every_bit(
 
 def test_waves_load_each_expert_once_and_keep_residents_that_come_first() -> None:
     rig = Rig(2, HostCopier())
+    rig.orchestrator.prompts = None
     with torch.no_grad(), rig.orchestrator.pass_(Phase.PREFILL, checkpoint=lambda: None):
         for _ in range(2):
             rig.run(0, range(NUM_EXPERTS))

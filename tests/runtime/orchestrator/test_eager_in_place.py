@@ -58,7 +58,7 @@ class Rig(CacheRig):
             mlps=[expert_mlp(module) for module in self.experts],
             materialize=self.layout.view,
             eviction=self.eviction,
-            is_fetching_ahead=False,
+            prompts=None,
             in_place=misses,
         )
 

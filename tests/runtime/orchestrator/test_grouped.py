@@ -17,7 +17,7 @@ from hetero_runtime.experts.formats import PLAIN
 from hetero_runtime.experts.kernel_format import expert_format
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
-from hetero_scheduler import ExpertKey
+from hetero_scheduler import ExpertKey, Popularity
 from tests.gpu.experts.cases import DEVICE, IS_INTERPRETED, WHERE, assert_close
 from tests.gpu.fake_copier import FailingCopier, FakeCopier
 from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, Sizes, given_up_at
@@ -64,6 +64,7 @@ class Rig(CacheRig):
                 form, sizes.top_k, max_tokens=max_tokens, dtype=torch.float32, device=DEVICE
             ),
             eviction=self.eviction,
+            popularity=Popularity(num_layers, sizes.num_experts),
             is_fetching_ahead=is_fetching_ahead,
         )
 

@@ -15,7 +15,7 @@ from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator import grouped as grouped_module
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
-from hetero_scheduler import ExpertKey, SlotMachine, make_eviction
+from hetero_scheduler import ExpertKey, Popularity, SlotMachine, make_eviction
 from tests.gpu.fake_copier import FakeCopier
 
 NUM_EXPERTS, TOP_K, RECORD = 6, 2, 16
@@ -75,6 +75,7 @@ class Rig:
             slabs=slabs,
             experts=cast(GroupedExperts, self.experts),
             eviction=eviction,
+            popularity=Popularity(num_layers, NUM_EXPERTS),
             is_fetching_ahead=True,
         )
 

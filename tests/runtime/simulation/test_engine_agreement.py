@@ -132,7 +132,7 @@ def engine_counts(folder: Path, scenario: Scenario) -> CacheStats:
     ) as engine:
         orchestrator = engine._parts.orchestrator
         assert isinstance(orchestrator, EagerOrchestrator)
-        orchestrator.is_fetching_ahead = False  # a trace knows no prefill
+        orchestrator.prompts = None  # a trace knows no prefill
         for seed in (1, 2):
             engine.generate([7], max_tokens=NUM_STEPS, ignore_eos=True, temperature=1.0, seed=seed)
         stats = engine.stats()
