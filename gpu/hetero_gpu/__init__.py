@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from hetero_gpu.cache_stats import CacheStats
     from hetero_gpu.host_memory import Registration
     from hetero_gpu.packed import PackedLayout
-    from hetero_gpu.slab_cache import CacheStats, SlabCache
+    from hetero_gpu.slab_cache import SlabCache
     from hetero_gpu.slabs import SlabPool
     from hetero_gpu.transfer import Copier, Fence, HostCopier, Record, Transfer
 
@@ -25,7 +26,7 @@ __all__ = [
     "make_copier",
 ]
 
-_HOME = {"CacheStats": "slab_cache", "SlabCache": "slab_cache", "SlabPool": "slabs"}
+_HOME = {"CacheStats": "cache_stats", "SlabCache": "slab_cache", "SlabPool": "slabs"}
 
 
 def __getattr__(name: str) -> Any:

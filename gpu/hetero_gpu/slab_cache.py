@@ -11,49 +11,20 @@ Order of one layer, as its caller sees it:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_gpu.cache_stats import CacheStats
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.transfer import Copier, Fence, Record, Transfer
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
-from hetero_scheduler.counters import Counters
 from hetero_scheduler.slots import Scores
 
 R = TypeVar("R", bound=Record)
-
-
-@dataclass
-class CacheStats(Counters):
-    """Counters since the cache was made. `required` counts (layer, expert) pairs that a pass had to execute;
-    required = hits + late + misses."""
-
-    required: int = 0
-    hits: int = 0
-    """Resident before any on-demand load of the layer."""
-    late: int = 0
-    """Prefetched, but still on the link when the layer began."""
-    misses: int = 0
-    """Absent: loaded on demand, or computed where they lie."""
-    loads: int = 0
-    prefetches: int = 0
-    prefetches_dropped: int = 0
-    """Prefetches that had not arrived when their layer ran without them."""
-    evictions: int = 0
-    bytes_moved: int = 0
-    hits_prefetched: int = 0
-    """Of the hits: landed prefetches that nothing had required before."""
-    prefetches_wasted: int = 0
-    """Prefetched, and evicted or given up on the link before anything required them."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits / required, 1.0 when nothing was required."""
-        return self.hits / self.required if self.required else 1.0
 
 
 class SlabCache:
@@ -198,6 +169,7 @@ class SlabCache:
         self._stats.hits += answers.count(Lookup.HIT)
         self._stats.late += answers.count(Lookup.PENDING)
         self._stats.misses += answers.count(Lookup.MISS)
+        self._stats.stalls += answers.count(Lookup.HIT) < len(answers)
         for key, answer in zip(needed, answers, strict=True):
             if key in self._unproven:
                 self._unproven.remove(key)

@@ -46,7 +46,7 @@ def summary_table(
     if any(phase.routing.demanded for phase in phases):
         table.add_row("logical copies a token", *(_copies(phase) for phase in phases))
         table.add_row("not the router's, a token", *(_deviations(phase) for phase in phases))
-    table.add_row("stalled misses", *(f"{phase.cache.misses + phase.cache.late:,}" for phase in phases))
+    table.add_row("stalled misses, in layers", *(_stalled(phase) for phase in phases))
     table.add_row("time stalled", *(_stall(phase) for phase in phases))
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
     table.add_row("computed by the CPU in place", *(_in_place(phase) for phase in phases))
@@ -116,6 +116,11 @@ def _split(phase: PhaseStats) -> str:
 def _amiss(phase: PhaseStats) -> str:
     cache = phase.cache
     return f"{cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"
+
+
+def _stalled(phase: PhaseStats) -> str:
+    cache = phase.cache
+    return f"{cache.misses + cache.late:,}, {cache.stalls:,}"
 
 
 def _copies(phase: PhaseStats) -> str:

@@ -88,6 +88,7 @@ class JsdPrefetch:
             tables.slot_tag,
             tables.slot_last,
             tables.is_pinned,
+            tables.is_unproven,
             tables.pools,
             tables.score,
             tables.next_tag,
@@ -128,6 +129,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     slot_tag,
     slot_last,
     is_pinned,
+    is_unproven,
     pools,
     score,
     next_tag,
@@ -162,6 +164,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
     last = tl.load(slot_last + slots, mask=is_slot, other=0)
     pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     is_evictable = is_slot & (state == _USED) & (pinned == 0) & (last != now)
     rank = tl.load(score + key_in, mask=is_evictable, other=float("inf"))
     due = tl.arange(0, LAYER_BLOCK)[:, None]  # positions from the next layer's on
@@ -210,14 +213,15 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
             if slot >= 0:
                 is_chosen = slots == slot
                 evicted = tl.max(tl.where(is_chosen, key_in, -1), axis=0)
+                is_wasted = tl.max(tl.where(is_chosen, unproven, 0), axis=0)
                 is_absent = is_absent | ((expert >= 0) & (key == evicted))
                 chosen_key = key_layer * NUM_EXPERTS + chosen_expert
                 rank = tl.where(is_chosen, float("inf"), rank)
                 state = tl.where(is_chosen, _FETCH, state)
                 key_in = tl.where(is_chosen, chosen_key, key_in)
                 write_task(
-                    chosen_key, slot, tag, now + 1 + chosen_due, evicted, slot_of, slot_tag,
-                    counters + key_layer * _COUNTERS, tasks_address + (emitted % RING) * _TASK,
+                    chosen_key, slot, tag, now + 1 + chosen_due, evicted, is_wasted, slot_of, slot_tag,
+                    is_unproven, counters + key_layer * _COUNTERS, tasks_address + (emitted % RING) * _TASK,
                 )  # fmt: skip
                 tag += 1
                 emitted += 1

@@ -41,6 +41,9 @@ _BAD_EXPERT_ERROR = tl.constexpr(int(TableError.BAD_EXPERT))
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _REQUIRED, _HITS = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUNTERS.index("hits"))
 _LATE, _MISSES = tl.constexpr(COUNTERS.index("late")), tl.constexpr(COUNTERS.index("misses"))
+_PROVEN = tl.constexpr(COUNTERS.index("hits_prefetched"))
+_WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
+_STALLS = tl.constexpr(COUNTERS.index("stalls"))
 _LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("evictions"))
 _POLICIES = EVICTION_POLICIES + FORECAST_POLICIES + FOLLOWING_POLICIES
 _LRU, _LFU = tl.constexpr(_POLICIES.index("lru")), tl.constexpr(_POLICIES.index("lfu"))
@@ -75,6 +78,7 @@ def ensure(
         tables.slot_last,
         tables.is_pinned,
         tables.is_filled,
+        tables.is_unproven,
         tables.pools,
         tables.score,
         tables.clock,
@@ -114,6 +118,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     slot_last,
     is_pinned,
     is_filled,
+    is_unproven,
     pools,
     score,
     clock,
@@ -150,6 +155,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     has_slot = slot >= 0
     state = tl.load(slot_state + slot, mask=has_slot, other=_EMPTY)
     filled = tl.load(is_filled + slot, mask=has_slot, other=0)
+    unproven = tl.load(is_unproven + slot, mask=has_slot, other=0)
     old_score = tl.load(score + row, mask=is_expert, other=0.0)
     layers = tl.arange(0, LAYER_BLOCK)
     passes_of = tl.load(clock + layers, mask=layers < NUM_LAYERS, other=0)
@@ -168,6 +174,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     tl.store(clock + layer, passes)
     tl.store(position, now)
     tl.store(slot_last + slot, now, mask=is_requested & has_slot)
+    tl.store(is_unproven + slot, tl.zeros_like(unproven), mask=is_requested & has_slot)
 
     # ---- decide
     is_absent = is_requested & (slot < 0)
@@ -176,15 +183,17 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     num_late = tl.sum(is_late.to(tl.int32), axis=0)
     num_listed = num_late * 0
     num_evicted = num_late * 0
+    num_wasted = num_late * 0
+    num_proven = tl.sum((is_requested & has_slot & (unproven != 0) & (is_late == 0)).to(tl.int32), axis=0)
     is_pending, num_pending = is_absent, num_absent
     if not AWAITS_LATE:
         is_pending, num_pending = is_absent | is_late, num_absent + num_late
     if num_pending == 0:
         tl.store(slot_state + slot, _USED, mask=state == _COMPUTE)
     else:
-        slot, num_listed, num_evicted, tag = _place(
+        slot, num_listed, num_evicted, num_wasted, tag = _place(
             slot, is_pending, layer, now, tag, pool_start, pool_end,
-            slot_of, slot_key, slot_state, slot_tag, slot_last, is_pinned, is_filled, score,
+            slot_of, slot_key, slot_state, slot_tag, slot_last, is_pinned, is_filled, is_unproven, score,
             miss_slot, miss_key,
             NUM_SLOTS, NUM_EXPERTS, SLOT_BLOCK, EXPERT_BLOCK,
         )  # fmt: skip
@@ -203,6 +212,9 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     counted += tl.where(columns == _MISSES, num_absent, 0)
     counted += tl.where(columns == _LOADS, num_listed, 0)
     counted += tl.where(columns == _EVICTIONS, num_evicted, 0)
+    counted += tl.where(columns == _PROVEN, num_proven, 0)
+    counted += tl.where(columns == _WASTED, num_wasted, 0)
+    counted += tl.where((columns == _STALLS) & (num_absent + num_late > 0), 1, 0)
     tl.store(counters + layer * _COUNTERS + columns, counted)
     if num_listed > 0:
         store_release(pause_address, 1)
@@ -246,6 +258,7 @@ def _place(  # type: ignore[no-untyped-def]
     slot_last,
     is_pinned,
     is_filled,
+    is_unproven,
     score,
     miss_slot,
     miss_key,
@@ -256,7 +269,7 @@ def _place(  # type: ignore[no-untyped-def]
 ):
     """Give each pending expert of the layer a slot and list it.
 
-    Returns (slot, num_listed, num_evicted, tag).
+    Returns (slot, num_listed, num_evicted, num_wasted, tag).
     """
     tl.debug_barrier()  # the marks in slot_last are there
     experts = tl.arange(0, EXPERT_BLOCK)
@@ -267,6 +280,7 @@ def _place(  # type: ignore[no-untyped-def]
     state = tl.where((state == _COMPUTE) & (key // NUM_EXPERTS == layer), _USED, state)
     last = tl.load(slot_last + slots, mask=is_slot, other=0)
     pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     in_pool = (slots >= pool_start) & (slots < pool_end)
     is_evictable = in_pool & (state == _USED) & (pinned == 0) & (last != now)
     rank = tl.load(score + key, mask=is_evictable, other=float("inf"))
@@ -275,6 +289,7 @@ def _place(  # type: ignore[no-untyped-def]
     num_left = tl.sum(is_pending.to(tl.int32), axis=0)
     num_listed = num_left * 0
     num_evicted = num_left * 0
+    num_wasted = num_left * 0
     while num_left > 0:
         expert = tl.min(tl.where(is_pending, experts, EXPERT_BLOCK), axis=0)
         is_this = experts == expert
@@ -294,6 +309,7 @@ def _place(  # type: ignore[no-untyped-def]
                 tl.store(slot_of + evicted, -1)
                 slot = tl.where(layer * NUM_EXPERTS + experts == evicted, -1, slot)
                 num_evicted += 1
+                num_wasted += tl.max(tl.where(slots == chosen, unproven, 0), axis=0)
             if chosen >= 0:
                 is_chosen = slots == chosen
                 rank = tl.where(is_chosen, float("inf"), rank)
@@ -302,6 +318,7 @@ def _place(  # type: ignore[no-untyped-def]
                 slot = tl.where(is_this, chosen, slot)
                 tl.store(slot_tag + chosen, tag)
                 tl.store(slot_last + chosen, now)
+                tl.store(is_unproven + chosen, 0)
                 tag += 1
         if chosen >= 0:
             tl.store(miss_slot + num_listed, chosen)
@@ -310,4 +327,4 @@ def _place(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
     tl.store(slot_key + slots, key, mask=is_slot)
     tl.store(slot_state + slots, state, mask=is_slot)
-    return slot, num_listed, num_evicted, tag
+    return slot, num_listed, num_evicted, num_wasted, tag

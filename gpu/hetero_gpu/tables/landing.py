@@ -35,6 +35,7 @@ _ENTRY = tl.constexpr(LANDING_WORDS)
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _LOADS, _BYTES = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("bytes_moved"))
 _DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))
+_WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 _MOST_LOOKS = tl.constexpr(MOST_LOOKS)
 _GATHERED, _AWAITED = tl.constexpr(1), tl.constexpr(2)
 _UNPACK_PROGRAMS = 64
@@ -123,6 +124,7 @@ def _landing_arguments(tables: DeviceTables, region: ControlRegion, record_bytes
         tables.slot_state,
         tables.slot_tag,
         tables.is_filled,
+        tables.is_unproven,
         tables.has_arrived,
         tables.num_emitted,
         tables.num_landed,
@@ -151,6 +153,7 @@ def _land_kernel(  # type: ignore[no-untyped-def]
     slot_state,
     slot_tag,
     is_filled,
+    is_unproven,
     has_arrived,
     num_emitted,
     num_landed,
@@ -170,7 +173,8 @@ def _land_kernel(  # type: ignore[no-untyped-def]
 ):
     store_release(position_address, tl.load(position) + 1)
     num_new = _take_landings(
-        slot_of, slot_key, slot_state, slot_tag, is_filled, has_arrived, num_emitted, num_landed,
+        slot_of, slot_key, slot_state, slot_tag, is_filled, is_unproven, has_arrived,
+        num_emitted, num_landed,
         landed_slot, landed_tag, landed_buffer, landed_count, counters,
         landings_address, landing_tail_address, error_address, record_bytes,
         RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
@@ -192,6 +196,7 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     slot_state,
     slot_tag,
     is_filled,
+    is_unproven,
     has_arrived,
     num_emitted,
     num_landed,
@@ -225,7 +230,8 @@ def _await_kernel(  # type: ignore[no-untyped-def]
         while (num_waiting > 0) & (looks > 0):
             tl.debug_barrier()
             _take_landings(
-                slot_of, slot_key, slot_state, slot_tag, is_filled, has_arrived, num_emitted, num_landed,
+                slot_of, slot_key, slot_state, slot_tag, is_filled, is_unproven, has_arrived,
+                num_emitted, num_landed,
                 landed_slot, landed_tag, landed_buffer, landed_count, counters,
                 landings_address, landing_tail_address, error_address, record_bytes,
                 RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
@@ -257,6 +263,7 @@ def _take_landings(  # type: ignore[no-untyped-def]
     slot_state,
     slot_tag,
     is_filled,
+    is_unproven,
     has_arrived,
     num_emitted,
     num_landed,
@@ -298,12 +305,14 @@ def _take_landings(  # type: ignore[no-untyped-def]
         brings_bytes = is_current & (status == _ARRIVED)
         is_kept = brings_bytes | (is_current & (filled != 0))
         is_given_up = is_current & (is_kept == 0)
+        is_wasted = tl.load(is_unproven + slot, mask=is_given_up, other=0) != 0
         is_packed = brings_bytes & (filled != _GATHERED)
         num_packed = tl.load(landed_count)
         place = num_packed + tl.cumsum(is_packed.to(tl.int32), axis=0) - 1
         tl.debug_barrier()
         tl.store(slot_state + slot, tl.where(is_kept, _COMPUTE, _EMPTY), mask=is_current)
         tl.store(is_filled + slot, tl.zeros_like(filled), mask=is_current)
+        tl.store(is_unproven + slot, tl.zeros_like(filled), mask=is_given_up)
         tl.store(has_arrived + slot, brings_bytes.to(tl.int8), mask=is_current)
         tl.store(slot_of + key, tl.zeros_like(key) - 1, mask=is_given_up)
         tl.store(slot_key + slot, tl.zeros_like(key) - 1, mask=is_given_up)
@@ -316,6 +325,7 @@ def _take_landings(  # type: ignore[no-untyped-def]
         one = tl.full(key.shape, 1, tl.int64)
         tl.atomic_add(column + _LOADS, one, mask=brings_bytes)
         tl.atomic_add(column + _BYTES, one * record_bytes, mask=brings_bytes)
+        tl.atomic_add(column + _WASTED, one, mask=is_wasted)
         tl.atomic_add(column + _DROPPED, one, mask=is_current & (status != _ARRIVED))
         tl.store(num_landed, tail)
         if tl.max((is_new & (is_known == 0)).to(tl.int32), axis=0) > 0:

@@ -25,6 +25,7 @@ _ENTRY = tl.constexpr(TASK_WORDS)
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _PREFETCHES = tl.constexpr(COUNTERS.index("prefetches"))
 _EVICTIONS = tl.constexpr(COUNTERS.index("evictions"))
+_WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 
 
 def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, region: ControlRegion) -> None:
@@ -44,6 +45,7 @@ def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, reg
         tables.slot_tag,
         tables.slot_last,
         tables.is_pinned,
+        tables.is_unproven,
         tables.pools,
         tables.score,
         tables.next_tag,
@@ -73,6 +75,7 @@ def _create_kernel(  # type: ignore[no-untyped-def]
     slot_tag,
     slot_last,
     is_pinned,
+    is_unproven,
     pools,
     score,
     next_tag,
@@ -101,6 +104,7 @@ def _create_kernel(  # type: ignore[no-untyped-def]
     state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
     last = tl.load(slot_last + slots, mask=is_slot, other=0)
     pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     is_evictable = is_slot & (state == _USED) & (pinned == 0) & (last != now)
     rank = tl.load(score + key_in, mask=is_evictable, other=float("inf"))
     i = 0
@@ -115,12 +119,14 @@ def _create_kernel(  # type: ignore[no-untyped-def]
             if chosen >= 0:
                 is_chosen = slots == chosen
                 evicted = tl.max(tl.where(is_chosen, key_in, -1), axis=0)
+                is_wasted = tl.max(tl.where(is_chosen, unproven, 0), axis=0)
                 rank = tl.where(is_chosen, float("inf"), rank)
                 state = tl.where(is_chosen, _FETCH, state)
                 key_in = tl.where(is_chosen, key, key_in)
                 deadline = now + 1 + (key_layer - layer + NUM_LAYERS - 1) % NUM_LAYERS
                 write_task(
-                    key, chosen, tag, deadline, evicted, slot_of, slot_tag, counters + key_layer * _COUNTERS,
+                    key, chosen, tag, deadline, evicted, is_wasted, slot_of, slot_tag, is_unproven,
+                    counters + key_layer * _COUNTERS,
                     tasks_address + (emitted % RING) * (_ENTRY * 8),
                 )  # fmt: skip
                 tag += 1
@@ -146,14 +152,21 @@ def first_free(slots, state, rank, pool, SLOT_BLOCK: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def write_task(key, slot, tag, deadline, evicted, slot_of, slot_tag, column, entry_address):  # type: ignore[no-untyped-def]
-    """`slot` is `key`'s under `tag` from now on: say so to tables, ring and the counters of its layer."""
+def write_task(  # type: ignore[no-untyped-def]
+    key, slot, tag, deadline, evicted, is_wasted, slot_of, slot_tag, is_unproven, column, entry_address
+):
+    """`slot` is `key`'s under `tag` from now on: say so to tables, ring and the counters of its layer.
+
+    `evicted`: the expert that leaves, -1 for none; `is_wasted`: 1 if it was prefetched for nothing.
+    """
     if evicted >= 0:
         tl.store(slot_of + evicted, -1)
         tl.atomic_add(column + _EVICTIONS, 1)
+        tl.atomic_add(column + _WASTED, is_wasted)
     tl.atomic_add(column + _PREFETCHES, 1)
     tl.store(slot_of + key, slot)
     tl.store(slot_tag + slot, tag)
+    tl.store(is_unproven + slot, 1)
     entry = entry_address.to(tl.pointer_type(tl.int64))
     tl.store(entry, key.to(tl.int64))
     tl.store(entry + 1, slot.to(tl.int64))

@@ -16,9 +16,9 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from hetero_gpu.cache_stats import CacheStats
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.region import ControlRegion, Word
-from hetero_gpu.slab_cache import CacheStats
 from hetero_scheduler import EvictionPolicy, SlotMachine, SlotState, SlotTable
 from hetero_scheduler.slots import NO_SLOT
 
@@ -72,6 +72,8 @@ class DeviceTables:
         self.is_filled = self._full(by_slot, torch.int8)
         """Of a FETCH slot: 1, its bytes were gathered on demand while its prefetch was still under way; 2,
         the running layer awaits them. Either way its landing does not give it up."""
+        self.is_unproven = self._full(by_slot, torch.int8)
+        """Whether the slot's expert was prefetched and has not been required since."""
         self.has_arrived = self._full(by_slot, torch.int8)
         """Whether the last landing of this slot brought bytes."""
         self.pools = self._full((self.num_layers, 2), torch.int32)
@@ -180,6 +182,7 @@ class DeviceTables:
         self._put(self.slot_tag, table.tag)
         self._put(self.is_pinned, table.is_pinned)
         self.is_filled.zero_()
+        self.is_unproven.zero_()  # what the host fetched is not followed from now on
         self.next_tag.fill_(table.next_tag)
 
     def export(self) -> SlotTable:
@@ -196,6 +199,8 @@ class DeviceTables:
         """FETCH→EMPTY, after the worker was closed without landing them: none of its copies is under way."""
         table = self.export()
         fetching = table.state == SlotState.FETCH
+        num_wasted = int(self.is_unproven.cpu().numpy()[fetching].sum())
+        self.counters[0, COUNTERS.index("prefetches_wasted")] += num_wasted
         table.state[fetching], table.key[fetching] = SlotState.EMPTY, NO_SLOT
         self.load(table)
         self.landed_count.zero_()

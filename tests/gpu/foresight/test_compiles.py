@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 LAYER = """
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
-from hetero_gpu.tables import DeviceTables, create_prefetch, ensure
+from hetero_gpu.tables import DeviceTables, await_late, create_prefetch, ensure, land
 
 cpu = torch.device("cpu")
 tables = DeviceTables(num_slots=1536, num_layers=48, num_experts=128, max_pairs=16, device=cpu)
@@ -23,7 +23,9 @@ tables.policy = "belady"
 windows = Windows(tables, torch.zeros(2, 8, 48, 128))
 candidates = Candidates(windows, per_layer=11)
 windows.run(0, active)
-ensure(tables, 0, torch.zeros(2, 8, dtype=torch.long), awaits_late=True)
+land(tables, region=region, record_bytes=4096)
+slots = ensure(tables, 0, torch.zeros(2, 8, dtype=torch.long), awaits_late=True)
+await_late(tables, slots, region=region, record_bytes=4096, is_staged=False)
 windows.renew(range(24), active)
 candidates.renew(range(24))
 for is_shared in (True, False):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetero_gpu import CacheStats
 from hetero_scheduler import (
     EvictionPolicy,
     ExpertKey,
@@ -25,6 +26,10 @@ class HostTwin:
     """By the last layer."""
     filled: set[ExpertKey] = field(default_factory=set)
     """Gathered although their prefetch was under way."""
+    unproven: set[ExpertKey] = field(default_factory=set)
+    """Prefetched, and not required since."""
+    stats: CacheStats = field(default_factory=CacheStats)
+    """What is decided here: whatever the link tells is left out."""
 
     @classmethod
     def of(
@@ -48,6 +53,7 @@ class HostTwin:
         m.release_layer(layer)
         keys = [ExpertKey(layer, expert) for expert in np.unique(chosen).tolist()]
         self.required = set(keys)
+        self._count(keys)
         misses = []
         for key in keys:
             answer = m.lookup(key)
@@ -55,9 +61,7 @@ class HostTwin:
                 continue
             if answer is Lookup.PENDING:
                 self.filled.add(key)
-            elif (
-                m.reserve(key, SlotState.COMPUTE, score=self.eviction.score, protected=self.required) is None
-            ):
+            elif self._reserve(key, SlotState.COMPUTE) is None:
                 continue
             misses.append((m.slot(key), layer * m.num_experts + key.expert))
         m.release_layer(layer)
@@ -76,11 +80,11 @@ class HostTwin:
                 continue
             key = ExpertKey(*divmod(flat, self.machine.num_experts))
             if self.machine.lookup(key) is Lookup.MISS:
-                held = self.machine.reserve(
-                    key, SlotState.FETCH, score=self.eviction.score, protected=self.required
-                )
+                held = self._reserve(key, SlotState.FETCH)
                 if held is not None:
                     made.append(held)
+                    self.unproven.add(key)
+                    self.stats.prefetches += 1
         return made
 
     def land(self, slot: int, tag: int, *, has_arrived: bool) -> None:
@@ -89,4 +93,30 @@ class HostTwin:
             self.machine.land(slot, tag)
         else:
             self.machine.abort(slot, tag)
+            self._leave(key)
         self.filled.discard(key)  # type: ignore[arg-type]
+
+    def _count(self, keys: list[ExpertKey]) -> None:
+        answers = [Lookup.HIT if key in self.filled else self.machine.lookup(key) for key in keys]
+        hits = {key for key, answer in zip(keys, answers, strict=True) if answer is Lookup.HIT}
+        self.stats += CacheStats(
+            required=len(keys),
+            hits=len(hits),
+            late=answers.count(Lookup.PENDING),
+            misses=answers.count(Lookup.MISS),
+            hits_prefetched=len(hits & self.unproven),
+            stalls=len(hits) < len(keys),
+        )
+        self.unproven -= set(keys)
+
+    def _reserve(self, key: ExpertKey, state: SlotState) -> Reservation | None:
+        held = self.machine.reserve(key, state, score=self.eviction.score, protected=self.required)
+        if held is not None and held.evicted is not None:
+            self.stats.evictions += 1
+            self._leave(held.evicted)
+        return held
+
+    def _leave(self, key: ExpertKey | None) -> None:
+        if key in self.unproven:
+            self.unproven.remove(key)
+            self.stats.prefetches_wasted += 1

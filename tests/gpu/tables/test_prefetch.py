@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,11 @@ def test_random_prefetches_equal_the_machine(device: torch.device, num_slots: in
     stats = tables.stats()
     assert stats.prefetches == tables.num_emitted.item()
     assert stats.prefetches_dropped <= stats.prefetches
+    of_link = {"loads", "bytes_moved", "prefetches_dropped"}
+    decided = {name: value for name, value in asdict(stats).items() if name not in of_link}
+    assert decided == {name: value for name, value in asdict(twin.stats).items() if name not in of_link}
+    assert stats.required == stats.hits + stats.late + stats.misses
+    assert stats.hits_prefetched + stats.prefetches_wasted <= stats.prefetches
 
 
 def test_a_full_ring_holds_back_and_goes_on_after_a_landing(device: torch.device) -> None:
