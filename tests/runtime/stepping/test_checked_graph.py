@@ -45,6 +45,9 @@ class Experts:
         if phase is Phase.DECODE:
             self.steps.append(self.active.tolist())
 
+    def expect_prompt(self, num_tokens: int) -> None:
+        assert num_tokens > 0
+
     def device_stats(self) -> CacheStats:
         return CacheStats()
 

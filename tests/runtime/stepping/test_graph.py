@@ -44,6 +44,9 @@ class Experts:
         if phase is Phase.DECODE and failure is not None:
             raise failure
 
+    def expect_prompt(self, num_tokens: int) -> None:
+        assert num_tokens > 0
+
     def device_stats(self) -> CacheStats:
         return CacheStats()
 
