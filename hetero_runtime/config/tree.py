@@ -225,11 +225,11 @@ class VisionConfig:
 class SpeculationConfig:
     drafter: Literal["none", "prompt_lookup", "autoregressive", "block"] = "none"
     """Who drafts tokens for the model to check, many in one pass. prompt_lookup: the text itself, where it
-    repeats. autoregressive: a small model. block: a network that drafts many tokens at once, from the model's
-    own hidden states, trained for this model. Every token is still the model's own choice. A pass over
-    several tokens sums in another order, so greedy text can part from plain decoding where two tokens are
-    equally likely to within rounding: not seen in float32, now and then in bfloat16. Sampled text keeps its
-    distribution, and another draft makes another text of the same seed."""
+    repeats. autoregressive: a small model. block: where it does not repeat, a network that drafts many tokens
+    at once, from the model's own hidden states, trained for this model. Every token is still the model's own
+    choice. A pass over several tokens sums in another order, so greedy text can part from plain decoding
+    where two tokens are equally likely to within rounding: not seen in float32, now and then in bfloat16.
+    Sampled text keeps its distribution, and another draft makes another text of the same seed."""
     model: str | None = None
     """Folder of what drafts. autoregressive: any causal model of transformers with the same tokenizer. block:
     a DFlash checkpoint that was trained for this model; null: the one beside the model's folder, which the

@@ -78,6 +78,7 @@ def _make_drafter(config: ResolvedConfig, tokenizer: Any, model: Any) -> Drafter
 def _make_block_drafter(config: ResolvedConfig, model: Any) -> Drafter:
     from hetero_runtime.speculation.block.drafter import BlockDrafter, Target
     from hetero_runtime.speculation.block.file import read_network
+    from hetero_runtime.speculation.repeats_first import RepeatsFirst
 
     folder = drafter_folder(config.speculation, config.model.path)
     assert folder is not None, "a block drafter has a folder"
@@ -91,7 +92,7 @@ def _make_block_drafter(config: ResolvedConfig, model: Any) -> Drafter:
         model.get_output_embeddings(),
         vocab_size=text.vocab_size,
     )
-    return BlockDrafter(network, target, device=device)
+    return RepeatsFirst(BlockDrafter(network, target, device=device))
 
 
 def _make_blocks(config: ResolvedConfig, model: Any, architecture: Architecture) -> BlockRouting | None:

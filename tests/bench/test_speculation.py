@@ -12,13 +12,16 @@ from bench.harness import ResultFile
 
 def test_it_measures_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "TEXTS", {"repetitive": speculation.REPETITIVE[:1]})
-    speculation.main(["--tokens", "24", "--results", str(tmp_path)])
+    speculation.main(["--tokens", "24", "--rounds", "1", "--results", str(tmp_path)])
     rows = {row.id: row for row in ResultFile.read(tmp_path / "speculation.json").rows}
-    assert set(rows) == {
-        f"speculation.{name}_{what}_repetitive"
-        for name in ("exact", "blocks")
-        for what in ("tau", "copies", "over_decoding", "equal")
+    assert set(rows) - {"psr.spec_speedup"} == {
+        f"speculation.{drafter}_{routing}_{what}_repetitive"
+        for drafter in ("lookup", "block")
+        for routing in ("exact", "blocks")
+        for what in ("tau", "copies", "ms", "equal")
     }
-    assert rows["speculation.exact_equal_repetitive"].value == 1
-    assert rows["speculation.exact_tau_repetitive"].value > 1
-    assert rows["speculation.exact_copies_repetitive"].value > 0
+    for drafter in ("lookup", "block"):
+        assert rows[f"speculation.{drafter}_exact_equal_repetitive"].value == 1
+        assert rows[f"speculation.{drafter}_exact_tau_repetitive"].value > 1
+        assert rows[f"speculation.{drafter}_exact_copies_repetitive"].value > 0
+    assert rows["psr.spec_speedup"].value > 0

@@ -18,7 +18,7 @@ from hetero_runtime.hf.hidden_states import HiddenStates
 from hetero_runtime.plan.report import to_json
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction.fingerprint import config_sha256
-from hetero_runtime.speculation import Draft
+from hetero_runtime.speculation import Draft, repeats_first
 from hetero_runtime.speculation.block import drafter as block_drafter
 from hetero_runtime.speculation.block.file import read_network, write_network
 from hetero_runtime.speculation.block.network import BlockNetwork
@@ -57,8 +57,10 @@ def build_drafter(target: Path, folder: Path, **changed: Any) -> Path:
 def drafting(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Drafting]:
-    """`drafting("Qwen3Moe", k=4)`: an engine with a random drafter that is never too shy to draft."""
+    """`drafting("Qwen3Moe", k=4)`: an engine with a random drafter that is never too shy to draft, and never
+    rests for long though it is never right."""
     monkeypatch.setattr(block_drafter, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(repeats_first, "LONGEST_REST", 1)
     engines: list[Engine] = []
 
     def start(name: str, *, k: int = 4, **sections: Any) -> Engine:
@@ -137,10 +139,18 @@ def test_one_set_of_experts_a_draft(drafting: Drafting) -> None:
 def test_a_network_that_is_not_sure_drafts_nothing(
     drafting: Drafting, monkeypatch: pytest.MonkeyPatch, alone: Alone
 ) -> None:
-    monkeypatch.setattr(block_drafter, "LEAST_CHANCE", 0.999)
+    drafts, draft = list[Draft](), block_drafter._Row.draft
+
+    def noting(row: block_drafter._Row, history: Any, count: int) -> Draft:
+        drafts.append(draft(row, history, count))
+        return drafts[-1]
+
     engine = drafting("Qwen3Moe")
+    monkeypatch.setattr(block_drafter, "LEAST_CHANCE", 0.999)
+    monkeypatch.setattr(block_drafter._Row, "draft", noting)
     assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == alone(PROMPTS[0]).token_ids
-    assert engine.stats().drafts.drafted == 0
+    assert drafts
+    assert all(made.token_ids == () for made in drafts)
 
 
 # ---- what is refused, and what is planned

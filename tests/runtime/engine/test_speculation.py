@@ -87,7 +87,7 @@ def test_greedy_text_of_every_architecture(
     assert stats.decode.passes == stats.drafts.passes < NUM_TOKENS // 2
 
 
-@pytest.mark.parametrize("drafter_name", ["prompt_lookup", "autoregressive"])
+@pytest.mark.parametrize("drafter_name", ["prompt_lookup", "autoregressive", "block"])
 def test_greedy_text_of_the_bundled_model(drafter_name: str) -> None:
     """Trained weights, in float32: a text that repeats itself, so that much is accepted."""
     prompt = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
