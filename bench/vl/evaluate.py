@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +69,8 @@ def evaluate(
         )
         outputs = forward(pictures, rows.long())
         is_right = answered_rightly(model.lm_head(outputs.hidden), rows.long()).cpu()
-        kinds = torch.from_numpy(drawn.kinds[part, 0]).long()
-        right += kinds[(kinds != NO_KIND) & is_right].bincount(minlength=len(KINDS))
-        asked += kinds[kinds != NO_KIND].bincount(minlength=len(KINDS))
+        both = by_kind(is_right, torch.from_numpy(drawn.kinds[part, 0]).long())
+        right, asked = right + both.right, asked + both.asked
         uses += _uses(outputs.router_logits, rows[:, 1], config.num_experts_per_tok).cpu()
     forward.close()
     return _report(right, asked, uses)
@@ -83,6 +83,20 @@ def answered_rightly(logits: Tensor, rows: Tensor) -> Tensor:
     wrong = torch.zeros(len(rows), PAD_SEGMENT + 1, dtype=torch.int64, device=rows.device)
     wrong.scatter_add_(1, segments, is_wrong.long())
     return wrong[:, 1 : MAX_QUESTIONS + 1] == 0
+
+
+class ByKind(NamedTuple):
+    """Numbers of questions by place in KINDS, int64."""
+
+    right: Tensor
+    asked: Tensor
+
+
+def by_kind(is_right: Tensor, kinds: Tensor) -> ByKind:
+    """Both `[batch, MAX_QUESTIONS]`: `answered_rightly`, and places in KINDS, NO_KIND after the last."""
+    is_asked = kinds != NO_KIND
+    right, asked = (kinds[which].bincount(minlength=len(KINDS)) for which in (is_asked & is_right, is_asked))
+    return ByKind(right, asked)
 
 
 def _uses(router_logits: Tensor, segments: Tensor, top_k: int) -> Tensor:

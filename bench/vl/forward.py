@@ -19,7 +19,7 @@ from bench.vl.drawing import GRID, NUM_CELLS
 from bench.vl.model import MERGE, PATCH, PATCH_GRID
 from bench.vl.text import PREFIX_LENGTH
 
-_IMAGE_START = 2
+IMAGE_START = 2
 """Tokens before the first visual one."""
 
 
@@ -33,13 +33,25 @@ class Outputs(NamedTuple):
     router_logits: Tensor  # [layers, batch * (PREFIX_LENGTH + ROW_LENGTH), experts]
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What the vision tower gives."""
 
-    visual: Tensor
+    visual: Tensor  # [batch, NUM_CELLS, hidden]
     deepstack: list[Tensor]
-    """What deeper layers get in addition."""
-    received: Tensor
+    """What the first language layers get in addition, in order; each as `visual`."""
+    query: Tensor  # [batch, heads, patches, head_dim], of the last layer's attention
+    key: Tensor  # the same
+
+
+class Tokens(NamedTuple):
+    """Tokens on their way through the language model: the prefix, then a row of questions."""
+
+    hidden: Tensor  # [batch, tokens, hidden]
+    mask: Tensor
+    """`[batch, 1, tokens, tokens]`: whether a token sees another."""
+    rotary: tuple[Tensor, Tensor]  # [batch, tokens, head_dim] each
+    added: Tensor
+    """`[deepstack, batch, tokens, hidden]`: what comes to them behind the first layers."""
 
 
 class BatchForward:
@@ -58,11 +70,22 @@ class BatchForward:
 
     def __call__(self, pictures: Tensor, rows: Tensor) -> Outputs:
         """`rows` in int64."""
-        seen = self._see(pictures)
-        hidden = self._read(seen.visual, seen.deepstack, rows)
+        seen = self.see(pictures)
+        tokens = self.begin(seen, rows)
+        hidden = self.finish(self.read(tokens, range(self.num_layers)))
+        received = _received(seen.query, seen.key)
+        return Outputs(hidden[:, PREFIX_LENGTH:], seen.visual, received, self.take_router_logits())
+
+    @property
+    def num_layers(self) -> int:
+        """Of the language model."""
+        return len(self._model.language_model.layers)
+
+    def take_router_logits(self) -> Tensor:
+        """Of the layers that were read since the last call, in order, `[layers, batch * tokens, experts]`."""
         said = torch.stack(self._router_logits)
         self._router_logits.clear()
-        return Outputs(hidden[:, PREFIX_LENGTH:], seen.visual, seen.received, said)
+        return said
 
     def close(self) -> None:
         """Stop listening to the routers."""
@@ -72,7 +95,8 @@ class BatchForward:
     def _listen(self, _: nn.Module, __: Any, outputs: tuple[Tensor, ...]) -> None:
         self._router_logits.append(outputs[0])
 
-    def _see(self, pictures: Tensor) -> _Seen:
+    def see(self, pictures: Tensor) -> Seen:
+        """The vision tower."""
         tower = self._model.visual
         projection = tower.patch_embed.proj
         weight = projection.weight.sum(2).flatten(1)  # both frames of a still picture are the same
@@ -89,23 +113,32 @@ class BatchForward:
                 merger = tower.deepstack_merger_list[len(deepstack)]
                 deepstack.append(merger(hidden).unflatten(0, (len(pictures), NUM_CELLS)))
         visual = tower.merger(hidden).unflatten(0, (len(pictures), NUM_CELLS))
-        return _Seen(visual, deepstack, _received(query, key))
+        return Seen(visual, deepstack, query, key)
 
-    def _read(self, visual: Tensor, deepstack: list[Tensor], rows: Tensor) -> Tensor:
-        """Hidden states `[batch, PREFIX_LENGTH + ROW_LENGTH, hidden]` after the last norm."""
+    def begin(self, seen: Seen, rows: Tensor) -> Tokens:
+        """Prefix and questions before the first layer."""
         text = self._model.language_model
         tokens, segments, places = rows[:, 0], rows[:, 1], rows[:, 2]
         prefix = text.embed_tokens(self._prefix).expand(len(rows), -1, -1)
-        before, after = prefix[:, :_IMAGE_START], prefix[:, _IMAGE_START + NUM_CELLS :]
-        hidden = torch.cat([before, visual.to(prefix.dtype), after, text.embed_tokens(tokens)], dim=1)
-        mask = _mask(segments)
+        before, after = prefix[:, :IMAGE_START], prefix[:, IMAGE_START + NUM_CELLS :]
+        hidden = torch.cat([before, seen.visual.to(prefix.dtype), after, text.embed_tokens(tokens)], dim=1)
+        room = (0, 0, IMAGE_START, hidden.shape[1] - IMAGE_START - NUM_CELLS)
         rotary = text.rotary_emb(hidden, self._positions(places))
-        room = (0, 0, _IMAGE_START, hidden.shape[1] - _IMAGE_START - NUM_CELLS)
-        for index, layer in enumerate(text.layers):
-            hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary)
-            if index < len(deepstack):
-                hidden = hidden + F.pad(deepstack[index], room)
-        normed: Tensor = text.norm(hidden)
+        return Tokens(hidden, _mask(segments), rotary, F.pad(torch.stack(seen.deepstack), room))
+
+    def read(self, tokens: Tokens, layers: range) -> Tokens:
+        """The same tokens behind `layers`."""
+        hidden = tokens.hidden
+        for index in layers:
+            layer = self._model.language_model.layers[index]
+            hidden = layer(hidden, attention_mask=tokens.mask, position_embeddings=tokens.rotary)
+            if index < len(tokens.added):
+                hidden = hidden + tokens.added[index]
+        return tokens._replace(hidden=hidden)
+
+    def finish(self, tokens: Tokens) -> Tensor:
+        """Hidden states `[batch, tokens, hidden]` after the last norm."""
+        normed: Tensor = self._model.language_model.norm(tokens.hidden)
         return normed
 
     def _positions(self, places: Tensor) -> Tensor:
@@ -153,7 +186,7 @@ def _mask(segments: Tensor) -> Tensor:
 def _prefix_positions(device: torch.device) -> Tensor:
     """`[3, PREFIX_LENGTH]`: time, row and column, as transformers counts them."""
     cells = torch.arange(NUM_CELLS, device=device)
-    image = torch.stack([torch.zeros_like(cells), cells // GRID, cells % GRID]) + _IMAGE_START
-    before = torch.arange(_IMAGE_START, device=device).expand(3, -1)
-    after = torch.full((3, 1), _IMAGE_START + GRID, device=device)
+    image = torch.stack([torch.zeros_like(cells), cells // GRID, cells % GRID]) + IMAGE_START
+    before = torch.arange(IMAGE_START, device=device).expand(3, -1)
+    after = torch.full((3, 1), IMAGE_START + GRID, device=device)
     return torch.cat([before, image, after], dim=1)

@@ -1,23 +1,22 @@
-"""The accuracy bench: what it asks, that a right answer is told from a wrong one, and its rows."""
+"""The accuracy bench and its ablation: what is asked, and what their rows say."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from bench import vl_accuracy
+from bench import vl_ablation, vl_accuracy
 from bench.harness import ResultFile
-from bench.vl.held_out import MEASURED, Asked, ask_each, pairs
+from bench.vl.comparison import Outcome
+from bench.vl.held_out import MEASURED, ask_each, pairs
 from bench.vl.model import Geometry, build_model
-from bench.vl.questions import Question
 from bench.vl.saving import as_shipped, save_model
-from bench.vl_accuracy import Answers, rows_of
 from bench.vl_working_set import CASES, KEEP_RATIOS
+from hetero_scheduler.compression import METHODS
 
 
 def test_the_same_questions_every_time_one_a_picture() -> None:
@@ -34,50 +33,50 @@ def test_pairs_take_kinds_in_turn() -> None:
     assert given[5][1] == ask_each(MEASURED[0], 2)[1].question.text
 
 
-class _Said(NamedTuple):
-    text: str
-
-
-class _Says:
-    """Stands for an engine."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def generate(self, _prompt: object, **_options: object) -> _Said:
-        return _Said(self._text)
-
-
-@pytest.mark.parametrize(
-    ("said", "is_right"), [("red", True), (" red", True), ("dark red", False), ("", False)]
-)
-def test_the_one_right_answer(said: str, is_right: bool) -> None:
-    asked = Asked(ask_each("colour", 1)[0].image, Question("colour", "What colour?", "red"))
-    assert vl_accuracy._is_right(_Says(said), asked) is is_right  # type: ignore[arg-type]
+def outcome(right: dict[str, int], *, experts: float = 32.0) -> Outcome:
+    """Of four questions a kind."""
+    return Outcome(right, dict.fromkeys(right, 4), experts)
 
 
 def test_the_verdict_is_on_means_over_kinds() -> None:
-    answers = [
-        Answers(case, {"count": [True, case.method != "affinity"], "colour": [True] * 4}) for case in CASES
-    ]
-    rows = {row.id: row for row in rows_of(answers, about="made up")}
+    outcomes = {case: outcome({"count": 2 + 2 * (case.method != "affinity"), "colour": 4}) for case in CASES}
+    rows = {row.id: row for row in vl_accuracy.rows_of(outcomes, about="made up")}
     assert rows["vl.accuracy_100_none"].value == 1
     assert rows["vl.accuracy_70_affinity_count"].value == 0.5
     assert [rows[f"vl.accuracy_lost_{round(100 * keep)}"].value for keep in KEEP_RATIOS] == [0.25, 0.25]
     assert rows["vl.accuracy_lost_50"].is_met is False
 
 
-def test_the_bench_on_an_untrained_model(
-    tokenizer: Tokenizer, geometry: Geometry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_knobs_are_told_against_saliency_alone() -> None:
+    affinity, saliency = outcome({"count": 3}, experts=24.0), outcome({"count": 4})
+    rows = vl_ablation.rows_of(vl_ablation.Setting("alpha_0.1"), affinity, saliency, about="made up")
+    assert [row.id for row in rows][-1] == "vl.working_set_ratio_50_alpha_0_1"
+    assert [row.value for row in rows] == [0.75, 0.25, 24, 0.75]
+
+
+@pytest.fixture
+def untrained(tokenizer: Tokenizer, geometry: Geometry, tmp_path: Path) -> Path:
     torch.manual_seed(0)
     model = build_model(geometry, tokenizer, torch.device("cpu"))
     save_model(as_shipped(model, tokenizer), tokenizer, tmp_path / "model")
-    words = ["vl_accuracy", str(tmp_path / "model"), "--num", "1", "--prefix", "1", "--out", str(tmp_path)]
+    return tmp_path / "model"
+
+
+def test_the_bench_on_an_untrained_model(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["vl_accuracy", str(untrained), "--num", "2", "--prefix", "1", "--out", str(untrained.parent)]
     monkeypatch.setattr(sys, "argv", words)
-    cases = [case for case in CASES if case.method in ("none", "affinity", "saliency")]
-    monkeypatch.setattr(vl_accuracy, "CASES", cases)
     vl_accuracy.main()
-    rows = {row.id: row for row in ResultFile.read(tmp_path / "vl_accuracy.json").rows}
-    assert len(rows) == len(cases) * (1 + len(MEASURED)) + len(KEEP_RATIOS)
+    rows = {row.id: row for row in ResultFile.read(untrained.parent / "vl_accuracy.json").rows}
+    assert {f"vl.accuracy_50_{method}" for method in METHODS} <= set(rows)
     assert all(0 <= row.value <= 1 for row in rows.values() if "lost" not in row.id)
+
+
+def test_the_ablation_on_an_untrained_model(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["vl_ablation", str(untrained), "--num", "1", "--out", str(untrained.parent)]
+    )
+    monkeypatch.setattr(vl_ablation, "_DEPTHS", (1, 2))
+    vl_ablation.main()
+    rows = {row.id: row for row in ResultFile.read(untrained.parent / "vl_ablation.json").rows}
+    assert len(rows) == 4 * (1 + len(vl_ablation.settings_at(2)))
+    assert rows["vl.working_set_ratio_50_prefix_1"].value > 0

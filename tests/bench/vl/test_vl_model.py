@@ -17,7 +17,7 @@ LIMIT_BYTES = 40 << 20
 
 @pytest.fixture(scope="module")
 def asked() -> list[Asked]:
-    return [question for kind in MEASURED for question in ask_each(kind, 4)]
+    return [question for kind in MEASURED for question in ask_each(kind, 2)]
 
 
 def test_it_stays_small() -> None:
@@ -47,7 +47,7 @@ def test_the_engine_answers_held_out_questions(asked: list[Asked]) -> None:
 def test_transformers_answers_them_too(asked: list[Asked]) -> None:
     processor = AutoProcessor.from_pretrained(MODEL)
     model = Qwen3VLMoeForConditionalGeneration.from_pretrained(MODEL, dtype=torch.float32)
-    for each in asked[::4]:  # one of a kind
+    for each in asked[::2]:  # one of a kind
         inputs = processor.apply_chat_template(
             each.messages, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
