@@ -1,6 +1,6 @@
 """One group's model, compiled for one text: a step and its recursive ones in one call, without torch.
 
-torch launches some hundred operations for each of the eight steps of a forecast, each of them longer to
+torch launches some hundred operations for each step of a forecast, each of them longer to
 launch than to compute. Here the same arithmetic is one loop, some ten times as fast; sums have another
 order, so results equal torch's up to rounding. Shapes: F = n · E features, D the model's width, B blocks, P
 rows of the input projection, C channels of the convolution, H heads.
