@@ -14,9 +14,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -27,7 +28,7 @@ from bench.figures import Figures
 from bench.routing import Experts, RecordedRouting
 from bench.routing_replay import Replay
 from hetero_runtime import graph
-from hetero_runtime.assembly import assemble
+from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.engine import Engine
 from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.conversion import expert_modules
@@ -143,7 +144,11 @@ def measure_case(plan: Plan, case: Case, routing: Experts | None) -> Measured:
     needed = max([decoded, *plan.prompts])
     if routing is not None and len(routing) < needed:
         raise ValueError(f"the routing has {len(routing)} tokens, {needed} are needed: record more")
-    loaded = load(plan, case, routing)
+    return measure_loaded(plan, case, load(plan, case, routing))
+
+
+def measure_loaded(plan: Plan, case: Case, loaded: Loaded) -> Measured:
+    """Measure an engine that is ready for `case`, and close it."""
     with loaded.engine as engine:
         engine.generate(make_prompt(SHORT_PROMPT), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         decodes = tuple(_decode(engine, plan.tokens) for _ in range(plan.runs))
@@ -166,29 +171,51 @@ class Loaded(NamedTuple):
     slabs: int
     load_s: float
     start_s: float | None
+    record_bytes: int
+    """Of an expert."""
 
 
 def load(plan: Plan, case: Case, routing: Experts | None) -> Loaded:
     """An engine for `case`, whose experts `routing` chooses, or its own routers."""
+    words = {"eviction": {"policy": case.policy}, "misses": {"handler": case.misses}}
+    if routing is None:
+        return opened(plan, case, words)
+    return opened(plan, case, words, replay=partial(_replay_experts, routing=routing))
+
+
+def opened(
+    plan: Plan,
+    case: Case,
+    words: Mapping[str, Any],
+    *,
+    replay: Callable[[Parts], None] | None = None,
+) -> Loaded:
+    """An engine for `case`. `words`: what its configuration says besides. `replay`: puts a recording into the
+    model; a captured step is captured once more, with that inside."""
     overrides = {
         "device": plan.device,
         "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
-        "eviction": {"policy": case.policy},
-        "misses": {"handler": case.misses},
         "execution": {"mode": case.mode, "max_rows": 1, "max_length": plan.max_length},
+        **words,
     }
     began = time.perf_counter()
     with _captures_timed() as captures:
-        parts = assemble(plan_for(config_from(plan.checkpoint, overrides)).config)
+        planned = plan_for(config_from(plan.checkpoint, overrides))
+        parts = assemble(planned.config)
     load_s = time.perf_counter() - began
     if case.mode == "graph" and not captures:
         raise RuntimeError(f"{case} was to be captured and is not; the log says why")
-    if routing is not None:
-        replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
-        attach(list(expert_modules(parts.model).values()), replay)
+    if replay is not None:
+        replay(parts)
         if isinstance(parts.sequences, GraphSequences) and isinstance(parts.orchestrator, DeviceOrchestrator):
-            capture_step(parts.sequences, parts.orchestrator)  # once more, with the recorded routing inside
-    return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, sum(captures) if captures else None)
+            capture_step(parts.sequences, parts.orchestrator)
+    start_s = sum(captures) if captures else None
+    return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, start_s, parts.slabs.record_bytes)
+
+
+def _replay_experts(parts: Parts, *, routing: Experts) -> None:
+    replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
+    attach(list(expert_modules(parts.model).values()), replay)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,17 +32,20 @@ DOCUMENT_TOKENS = 256
 
 
 class RecordedChoice:
-    """The experts of one pass after another, layer by layer, from a recording that begins anew at its end.
+    """What one pass after another chose, layer by layer, from a recording that begins anew at its end.
 
     The place is kept on the device, so that a captured step moves on with every replay; a pass costs one
     small gather, in its first layer.
     """
 
-    def __init__(self, experts: Experts, *, device: torch.device, dtype: torch.dtype = torch.long) -> None:
-        """`experts`: `[tokens, layers, top_k]`, kept on `device` as `dtype`."""
-        self._experts = torch.from_numpy(experts).to(device, dtype)
+    def __init__(
+        self, recorded: npt.NDArray[Any], *, device: torch.device, dtype: torch.dtype = torch.long
+    ) -> None:
+        """`recorded`: experts `[tokens, layers, top_k]`, or anything of a token and layer, kept on `device` as
+        `dtype`."""
+        self._recorded = torch.from_numpy(recorded).to(device, dtype)
         self._next = torch.zeros(1, dtype=torch.long, device=device)
-        self._pass = self._experts[:0]
+        self._pass = self._recorded[:0]
 
     @property
     def position(self) -> int:
@@ -49,11 +53,11 @@ class RecordedChoice:
         return int(self._next)
 
     def take(self, layer: int, num_tokens: int) -> torch.Tensor:
-        """Experts of `layer` for the next `num_tokens` tokens, `[num_tokens, top_k]`, contiguous and the
+        """What `layer` chose for the next `num_tokens` tokens, `[num_tokens, ...]`, contiguous and the
         caller's own. Layers of a pass come in order, all with the same number of tokens."""
         if layer == 0:
             tokens = self._next + torch.arange(num_tokens, device=self._next.device)
-            self._pass = self._experts[tokens % len(self._experts)].transpose(0, 1).contiguous()
+            self._pass = self._recorded[tokens % len(self._recorded)].transpose(0, 1).contiguous()
             self._next += num_tokens
         return self._pass[layer]
 
