@@ -41,8 +41,8 @@ class RecordedChoice:
     def __init__(
         self, recorded: npt.NDArray[Any], *, device: torch.device, dtype: torch.dtype = torch.long
     ) -> None:
-        """`recorded`: experts `[tokens, layers, top_k]`, or anything of a token and layer, kept on `device` as
-        `dtype`."""
+        """`recorded`: experts `[tokens, layers, top_k]`, or anything else of a token and layer; kept on
+        `device` as `dtype`."""
         self._recorded = torch.from_numpy(recorded).to(device, dtype)
         self._next = torch.zeros(1, dtype=torch.long, device=device)
         self._pass = self._recorded[:0]
