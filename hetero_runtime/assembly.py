@@ -36,6 +36,7 @@ from hetero_runtime.foresight.build import (
     router_shape,
 )
 from hetero_runtime.foresight.link import Link
+from hetero_runtime.foresight.sight import make_sight
 from hetero_runtime.hf.architectures import Architecture
 from hetero_runtime.hf.conversion import split_checkpoint
 from hetero_runtime.hf.forward import EagerSequences, Sequences
@@ -268,6 +269,8 @@ def _choose_mode(
         sequences = RoutedSequences(sequences, routing)
     if foresight is not None:
         listen_to_routers(parts.model, foresight.hear)
+        if foresight.sees:
+            foresight.look_through(make_sight(parts.model, compressor))
         sequences = ForeseenSequences(sequences, foresight)
     return parts.orchestrator, sequences
 
@@ -357,7 +360,7 @@ def _make_orchestrator(
         eviction=tiers.eviction,
         prompts=(
             PromptAhead(tiers.cache, _popularity(config, tiers.store, top_k=top_k), top_k=top_k)
-            if is_prefetching or config.prefetch.schedule == "popularity"
+            if _follows_popularity(config, foresight, is_prefetching=is_prefetching)
             else None
         ),
         ahead=ahead,
@@ -365,6 +368,12 @@ def _make_orchestrator(
         in_place=in_place,
     )
     return _Driven(orchestrator, foresight)
+
+
+def _follows_popularity(config: ResolvedConfig, foresight: Foresight | None, *, is_prefetching: bool) -> bool:
+    """Whether prompts fetch popular experts ahead: unless it is foreseen which ones they need."""
+    is_foreseen = foresight is not None and foresight.orders_prompts
+    return config.prefetch.schedule == "popularity" or (is_prefetching and not is_foreseen)
 
 
 def _popularity(config: ResolvedConfig, store: ExpertStore, *, top_k: int) -> Popularity:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from hetero_runtime.calibration import locate_calibration, locate_profile
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
-from hetero_runtime.config.combinations import schedules_forecasts
+from hetero_runtime.config.forecasts import schedules_forecasts
+from hetero_runtime.config.resolution import device_of
 from hetero_runtime.config.tree import Horizon
+from hetero_runtime.lookahead.locate import locate_lookahead
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
 from hetero_runtime.plan.drafter import read_drafter
 from hetero_runtime.plan.geometry import Geometry
@@ -53,6 +55,10 @@ def decide(config: Config) -> Decided:
         horizon = _horizon(config, hardware, predictor.horizons)
         located = replace(config.prediction, path=str(predictor.path), horizon=horizon)
         config = replace(config, prediction=located)
+    lookahead = locate_lookahead(config.prediction, geometry, device=device_of(config, hardware))
+    if lookahead is not None:
+        geometry = replace(geometry, lookahead=lookahead.geometry)
+        config = replace(config, prediction=replace(config.prediction, path=str(lookahead.path)))
     geometry = replace(geometry, drafter=read_drafter(config.speculation, geometry))
     calibration = locate_calibration(config.routing, geometry)
     if calibration is not None:

@@ -15,6 +15,7 @@ import torch
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.profiling import mark_stall, span
 from hetero_runtime.routing import CountsRouting, RoutingStats
 from hetero_runtime.tiers.reading import ReadStats
@@ -34,6 +35,8 @@ class PhaseStats:
     routing: RoutingStats
     in_place: InPlaceStats = field(default_factory=InPlaceStats)
     """Of the experts required, those that the CPU computed where they lie, and the time that it took."""
+    prediction: PredictionStats = field(default_factory=PredictionStats)
+    """Of the time, what forecasts took of it."""
 
     @property
     def tok_s(self) -> float:
@@ -90,6 +93,7 @@ class EngineStats:
                 "tok_s": stats.tok_s,
                 "hit_rate": stats.cache.hit_rate,
                 "cpu_share": stats.cpu_share,
+                "prediction_ms_a_layer": stats.prediction.ms_a_layer,
             }
             result[phase]["routing"] |= stats.routing.per_token(stats.tokens)
         result["drafts"]["tokens_per_pass"] = self.drafts.tokens_per_pass
@@ -128,6 +132,7 @@ class StatsRecorder:
         before, routed = self._cache.stats(), self._routing_stats()
         stalled, began = self._cache.stall_s(), time.perf_counter()
         in_place = self._orchestrator.in_place_stats()
+        predicted = self._orchestrator.prediction_stats()
         is_whole = False
         try:
             with span(phase.value):
@@ -145,6 +150,7 @@ class StatsRecorder:
                     cache=old.cache + (self._cache.stats() - before),
                     routing=old.routing + (self._routing_stats() - routed),
                     in_place=old.in_place + (self._orchestrator.in_place_stats() - in_place),
+                    prediction=old.prediction + (self._orchestrator.prediction_stats() - predicted),
                 )
 
     def drafted(self, num_tokens: int, *, accepted: int, seconds: float) -> None:

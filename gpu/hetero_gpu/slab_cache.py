@@ -192,7 +192,9 @@ class SlabCache:
     def prefetch(
         self, key: ExpertKey, *, protected: Collection[ExpertKey] = (), score: Scores | None = None
     ) -> bool:
-        """Submit a load for a layer to come. Arguments and answer as for `load`."""
+        """Submit a load for a layer to come. Arguments and answer as for `load`, but the policy may guard
+        experts against it."""
+        score = self._eviction.prefetch_score if score is None else score
         if not self._submit(key, SlotState.FETCH, protected, score):
             return False
         self._fetching[key] = None

@@ -27,7 +27,7 @@ from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.routing import Calibration, TokenPrior
 
 FORMAT = "hetero_runtime.calibration/1"
-CALIBRATE = "calibrate with `hetero-runtime calibrate`"
+CALIBRATE = "calibrate with `hetero-runtime calibrate routing`"
 _NAMES = {"score_range", "uses", "tokens", "share"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hetero_runtime.cli.calibrate import calibrate_command
+from hetero_runtime.cli.calibrate import app as calibrate_app
 from hetero_runtime.cli.chat import chat_command
 from hetero_runtime.cli.config import config_command
 from hetero_runtime.cli.doctor import doctor_command
@@ -31,9 +31,9 @@ app.command("config")(config_command)
 app.command("verify")(verify_command)
 app.command("pack")(pack_command)
 app.command("trace")(trace_command)
-app.command("calibrate")(calibrate_command)
 app.command("simulate")(simulate_command)
 app.command("train-predictor")(train_predictor_command)
+app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(evaluation_app, name="eval")
 
 

@@ -35,7 +35,9 @@ def summary_table(
         table.add_row("hit rate of LRU, same routing", "", f"{lru_hit_rate:.1%}")
     if any(phase.cache.prefetches for phase in phases):
         table.add_row("hits: resident + prefetched", *(_split(phase) for phase in phases))
-        table.add_row("prefetches: late, wasted", *(_amiss(phase) for phase in phases))
+        table.add_row("prefetches: landed, late, wasted", *(_amiss(phase) for phase in phases))
+    if any(phase.prediction.layers for phase in phases):
+        table.add_row("prediction, a layer", *(f"{phase.prediction.ms_a_layer:.2f} ms" for phase in phases))
     if stats.compression.prompts:
         table.add_row("image tokens kept", _kept(stats.compression), "")
         table.add_row("experts a layer of the prefix, for those kept", _fewer(stats.compression), "")
@@ -115,7 +117,8 @@ def _split(phase: PhaseStats) -> str:
 
 def _amiss(phase: PhaseStats) -> str:
     cache = phase.cache
-    return f"{cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"
+    landed = cache.prefetches - cache.prefetches_dropped - cache.late
+    return f"{max(0, landed):,}, {cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"
 
 
 def _stalled(phase: PhaseStats) -> str:

@@ -10,10 +10,7 @@ from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "preset": ("lru", "seqmoe", "psr", "auto"),
     "device": ("auto", "cuda", "cpu"),
-    "prediction.predictor": ("none", "frequency", "mamba2", "pregate"),
-    "eviction.policy": ("lru", "lfu", "lfru", "belady", "logical"),
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
 }

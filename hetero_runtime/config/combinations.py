@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from hetero_runtime.config.forecasts import (
+    FORECAST_EVICTIONS,
+    TRAINED,
+    acts_on_forecasts,
+    reads_whole_tokens,
+    schedules_forecasts,
+)
 from hetero_runtime.config.routing import check_routing
-from hetero_runtime.config.tree import Config, ResolvedConfig, SpeculationConfig
+from hetero_runtime.config.tree import Config, SpeculationConfig
 from hetero_runtime.config.vision import check_vision
 from hetero_runtime.errors import ConfigError
-
-FORECAST_SCHEDULES = ("jsd", "moe_infinity", "promoe", "edf", "top_b")
-"""Values of prefetch.schedule that act on forecasts."""
-
 
 MOST_CHECKED = 8
 """Tokens of a captured step, which are also those of its expert kernels."""
 _FORESIGHT_IN_GRAPH = ("mamba2", "jsd", "belady")
 """The predictor, schedule and eviction policy that a captured step knows."""
-_READ_WHOLE_TOKENS = ("mamba2", "frequency")
-"""Predictors that read a prompt when all its tokens have been through all layers."""
-
-
-def schedules_forecasts(schedule: str) -> bool:
-    """Whether that value of prefetch.schedule acts on forecasts."""
-    return schedule in FORECAST_SCHEDULES
-
-
-def acts_on_forecasts(config: Config | ResolvedConfig) -> bool:
-    """Whether anything listens to a predictor's forecasts."""
-    return schedules_forecasts(config.prefetch.schedule) or config.eviction.policy == "belady"
 
 
 def check_combinations(config: Config, source: str) -> None:
@@ -45,11 +36,11 @@ def check_combinations(config: Config, source: str) -> None:
         )
     _check_misses(config, source)
     check_vision(config, source)
-    predictor = config.prediction.predictor
-    if config.vision.keep_ratio < 1 and acts_on_forecasts(config) and predictor in _READ_WHOLE_TOKENS:
+    if config.vision.keep_ratio not in (1, "auto") and reads_whole_tokens(config):
         raise ConfigError(
             f"{source}: vision.keep_ratio: {config.vision.keep_ratio} ends tokens behind the pinned prefix, "
-            f"and {_listener(config)} acts on forecasts of prediction.predictor: {predictor}, which "
+            f"and {_listener(config)} acts on forecasts of prediction.predictor: "
+            f"{config.prediction.predictor}, which "
             "reads every layer of each token; write preset: lru, or vision.keep_ratio: 1"
         )
 
@@ -102,23 +93,23 @@ def _check_forecasts(config: Config, source: str) -> None:
             f"{source}: {_listener(config)} acts on forecasts, and prediction.predictor: none makes none; "
             "write prediction.predictor: mamba2 or frequency"
         )
-    if predictor == "mamba2" and not acts_on_forecasts(config):
+    if predictor in TRAINED and not acts_on_forecasts(config):
         raise ConfigError(
-            f"{source}: prediction.predictor: mamba2 forecasts, and neither prefetch.schedule: {schedule} "
-            f"nor eviction.policy: {config.eviction.policy} listens; write prefetch.schedule: jsd or "
-            "eviction.policy: belady, or prediction.predictor: frequency"
+            f"{source}: prediction.predictor: {predictor} forecasts, and neither prefetch.schedule: "
+            f"{schedule} nor eviction.policy: {config.eviction.policy} listens; write prefetch.schedule: jsd "
+            "or eviction.policy: belady, or prediction.predictor: frequency"
         )
     if predictor != "mamba2" and config.prediction.horizon != "auto":
         raise ConfigError(
-            f"{source}: prediction.horizon: {config.prediction.horizon} is for trained predictors, and "
-            f"prediction.predictor is {predictor}; write prediction.predictor: mamba2, or leave it out"
+            f"{source}: prediction.horizon: {config.prediction.horizon} is for prediction.predictor: mamba2, "
+            f"and here it is {predictor}; write that, or leave it out"
         )
-    if predictor != "mamba2" and path != "auto":
+    if predictor not in TRAINED and path != "auto":
         raise ConfigError(
             f"{source}: prediction.path: {path} names a file, and prediction.predictor: {predictor} reads "
-            "none; write prediction.predictor: mamba2, or leave prediction.path out"
+            "none; write prediction.predictor: mamba2 or lookahead_mlp, or leave prediction.path out"
         )
-    if extra and not schedules_forecasts(schedule) and config.preset != "seqmoe":
+    if extra and not schedules_forecasts(schedule) and config.preset not in ("seqmoe", "vismmoe"):
         raise ConfigError(
             f"{source}: prefetch.extra: {extra} is for schedules that act on forecasts, and "
             f"prefetch.schedule is {schedule}; write prefetch.schedule: jsd, or prefetch.extra: 0"
@@ -128,7 +119,7 @@ def _check_forecasts(config: Config, source: str) -> None:
 def _check_mode(config: Config, source: str) -> None:
     mode, schedule = config.execution.mode, config.prefetch.schedule
     if config.prediction.predictor == "pregate":
-        if mode != "graph" or schedule != "top_b" or config.eviction.policy == "belady":
+        if mode != "graph" or schedule != "top_b" or config.eviction.policy in FORECAST_EVICTIONS:
             raise ConfigError(
                 f"{source}: prediction.predictor: pregate looks one layer ahead, inside the captured step, "
                 f"for the schedule top_b; here execution.mode: {mode}, prefetch.schedule: {schedule}, "

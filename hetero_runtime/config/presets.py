@@ -32,10 +32,24 @@ _PSR: dict[str, dict[str, Any]] = {
     "execution": {"mode": "eager"},
 }
 
+_VISMMOE: dict[str, dict[str, Any]] = {
+    "memory": {"pinned_prefix": "auto"},
+    "routing": {"policy": "exact"},
+    "prediction": {"predictor": "lookahead_mlp"},
+    # W, gamma and B are top_b's own; a layer offers up to B experts where top-k is 8
+    "prefetch": {"schedule": "top_b", "extra": 12},
+    "eviction": {"policy": "lookahead"},
+    "misses": {"handler": "load"},
+    "execution": {"mode": "eager"},
+    # half of an image's tokens, for a model that sees
+    "vision": {"keep_ratio": "auto"},
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "lru": _LRU,
     "seqmoe": _SEQMOE,
     "psr": _PSR,
+    "vismmoe": _VISMMOE,
     # What holds where nothing is measured; hetero_runtime.tuning lays alternatives over it.
     "auto": _LRU,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import yaml
@@ -20,12 +20,13 @@ from hetero_runtime.config.tree import (
     ResolvedMemory,
     ResolvedModel,
 )
-from hetero_runtime.config.vision import check_prefix
+from hetero_runtime.config.vision import resolve_vision
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.budget import make_budgets
 from hetero_runtime.plan.demand import Demand, drafted_tokens, prefetches_in_graph
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
+from hetero_runtime.plan.prefix import with_prefix
 from hetero_runtime.plan.slabs import choose_host_slabs, choose_slabs
 
 
@@ -36,7 +37,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
     for what this machine or model cannot do, BudgetError for fewer slabs than are legal.
     """
     check_available(config)
-    device = _device(config, hardware)
+    device = device_of(config, hardware)
     cpu = ResolvedCpu(_threads(config, hardware), config.cpu.isa, config.cpu.backend)
     demand = Demand(
         device=device,
@@ -54,8 +55,13 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
         backend=cpu.backend,
         workers=cpu.workers,
     )
-    check_prefix(config.vision, demand.pinned_prefix, geometry)
-    memory = _memory(config.memory, hardware, geometry, demand=demand)
+    settings = config.memory
+    if _needs_prefix(config, geometry):
+        budgets = make_budgets(settings, hardware, device)
+        settings, pinned = with_prefix(settings, geometry, demand, budgets)
+        demand = replace(demand, pinned_prefix=pinned)
+    vision = resolve_vision(config, geometry, pinned_prefix=demand.pinned_prefix)
+    memory = _memory(settings, hardware, geometry, demand=demand)
     return ResolvedConfig(
         preset="lru" if config.preset == "auto" else config.preset,
         model=ResolvedModel(geometry.path, config.model.experts, demand.dtype),
@@ -73,7 +79,7 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
             max_length=demand.max_length,
         ),
         cpu=cpu,
-        vision=config.vision,
+        vision=vision,
         speculation=config.speculation,
     )
 
@@ -85,7 +91,8 @@ def render(resolved: ResolvedConfig) -> str:
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
 
 
-def _device(config: Config, hardware: Hardware) -> Literal["cuda", "cpu"]:
+def device_of(config: Config, hardware: Hardware) -> Literal["cuda", "cpu"]:
+    """Where the model computes. Raises ConfigError for a GPU that is not there."""
     if config.device == "cpu" or (config.device == "auto" and hardware.gpu is None):
         return "cpu"
     if hardware.gpu is None:
@@ -119,11 +126,7 @@ def _max_length(execution: ExecutionConfig, geometry: Geometry) -> int:
 
 
 def _pinned_prefix(memory: MemoryConfig, geometry: Geometry) -> int:
-    """`auto` is 0 in this version.
-
-    VisMMOE's Eq. 10 picks the prefix from the depth at which routing informs compression and lookahead
-    prediction. Neither is here yet, and without them a pinned layer only takes slabs from the cache.
-    """
+    """What was asked for; `auto` counts as none yet."""
     if memory.pinned_prefix == "auto":
         return 0
     if memory.pinned_prefix == "all":
@@ -134,6 +137,13 @@ def _pinned_prefix(memory: MemoryConfig, geometry: Geometry) -> int:
             f"MoE layers; write {geometry.num_moe_layers} or all"
         )
     return memory.pinned_prefix
+
+
+def _needs_prefix(config: Config, geometry: Geometry) -> bool:
+    """Whether `memory.pinned_prefix: auto` is worth slabs: something acts on the routing of first layers."""
+    drops_tokens = config.vision.keep_ratio != 1 and geometry.vision.float_elements > 0
+    acts_on_it = drops_tokens or config.prediction.predictor == "lookahead_mlp"
+    return config.memory.pinned_prefix == "auto" and acts_on_it
 
 
 def _is_packed(memory: MemoryConfig, device: Literal["cuda", "cpu"], geometry: Geometry) -> bool:

@@ -61,7 +61,10 @@ class MemoryConfig:
     pool: Pool = "global"
     """global: any slab serves any layer. per_layer: each layer has its own, equally many."""
     pinned_prefix: Count | Literal["all", "auto"] = "auto"
-    """First MoE layers whose experts all stay on the device, outside the slab cache."""
+    """First MoE layers whose experts all stay on the device, outside the slab cache. auto: 0, unless
+    prediction.predictor is lookahead_mlp, or vision.keep_ratio below 1; then as many as forecasts need
+    (VisMMOE's Eq. 10), or as a profile beside the model, FOLDER.prefix.json, has found fastest, taken out of
+    what slabs or residency give."""
     backing: Backing = "ram"
     """Where routed experts live, below the slabs. ram: all of them in host memory. direct: in an expert file,
     read around the page cache; host memory holds as many as `host` allows. mmap: in an expert file, read
@@ -108,8 +111,8 @@ class RoutingConfig:
     """Experts a layer in the logical cache. auto: as many as a layer has slabs, so that outputs depend on
     memory. A number makes them the same on every machine."""
     calibration: str = "auto"
-    """File that `hetero-runtime calibrate` wrote. auto: the one beside the model's folder,
-    FOLDER.calibration.safetensors."""
+    """File that `hetero-runtime calibrate routing` wrote. auto: the one beside the model's
+    folder, FOLDER.calibration.safetensors."""
     growth: Annotated[float, Ge(0), "a number of 0 or more"] = 1.05
     """Experts in a set of block_selection beyond the first token's own (gamma), in effective ones of what the
     drafted tokens want: e to the entropy of their weighted demand."""
@@ -126,9 +129,11 @@ class PredictionConfig:
     predictor: Literal["none", "frequency", "mamba2", "pregate", "lookahead_mlp"] = "frequency"
     """What forecasts the experts that coming layers need. frequency: popularity so far. mamba2: trained on
     this model's routing, for schedules and evictions that act on forecasts. pregate: the next layer's router
-    on this layer's input, in graph mode."""
+    on this layer's input, in graph mode. lookahead_mlp: at every layer, of the next five in the same pass, by
+    recent routing, hidden states and what images look like; in eager mode."""
     path: str = "auto"
-    """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors."""
+    """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors for
+    mamba2, FOLDER.lookahead.safetensors for lookahead_mlp."""
     horizon: Horizon | Auto = "auto"
     """How near mamba2's forecasts are made anew. step: never, they are made a step ahead. token: as soon as
     the token is sampled. layer: besides, by the next layer's router on this layer's input. auto: as near as
@@ -144,12 +149,12 @@ class PrefetchConfig:
     """Which transfer goes next. popularity: most wanted experts first, of layers to come, before a prompt and
     while it passes. jsd, moe_infinity, promoe, edf, top_b: by forecasts, during decode, where copies overlap
     with computation (on device cpu only reads of experts below host memory do); and by popularity during
-    prefill. bounded: what the routing policy inserts into its logical cache, during decode; and by popularity
-    during prefill."""
+    prefill, unless lookahead_mlp says what comes there too. bounded: what the routing policy inserts into its
+    logical cache, during decode; and by popularity during prefill."""
     extra: Count = 0
     """Experts that may be fetched a layer beyond the router's top-k, by forecasts."""
     popularity: str = "auto"
-    """What prompts are fetched ahead by: a file that `hetero-runtime calibrate` wrote, whose text says how
+    """What prompts are fetched ahead by: a file of `hetero-runtime calibrate routing`, whose text says how
     often each expert is used; what the engine counts while it runs adds to it. auto: the one beside the
     model's folder, FOLDER.calibration.safetensors, where there is one. none: only what it counts."""
     in_flight: Positive = 2
@@ -159,8 +164,9 @@ class PrefetchConfig:
 @dataclass(frozen=True)
 class EvictionConfig:
     policy: Literal["lru", "lfu", "lfru", "belady", "logical", "lookahead"] = "lru"
-    """Which slab is given up first. belady: the one whose expert the forecasts want least. logical: one whose
-    expert the routing policy's logical cache does not hold."""
+    """Which slab is given up first. belady: the one whose expert the forecasts want least. lookahead: the
+    same, but experts of the next five layers are guarded: no prefetch takes their place, and a load does only
+    once no other is left. logical: one whose expert the routing policy's logical cache does not hold."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +212,10 @@ class CpuConfig:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    keep_ratio: Fraction = 1.0
+    keep_ratio: Fraction | Auto = 1.0
     """Share of each image's tokens that go on behind the pinned prefix (VisMMOE's beta), which must not be
-    empty then. 1: all of them, no compression. Answers are those of a model that sees less."""
+    empty then. 1: all of them, no compression. Answers are those of a model that sees less. auto: 0.5 where
+    tokens can be dropped at all, for a model that sees and has a pinned prefix; 1 elsewhere."""
     method: Selection = "affinity"
     """Who chooses the tokens. affinity: the salient ones, then those that need few experts besides theirs
     (VisMMOE's Algorithm 1). saliency: what the vision encoder attends to, alone. random: chance. mix: the
@@ -311,6 +318,15 @@ class ResolvedCpu:
 
 
 @dataclass(frozen=True)
+class ResolvedVision:
+    keep_ratio: Fraction
+    method: Selection
+    salient_ratio: Fraction
+    affinity: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class ResolvedConfig:
     """The tree with every `auto` decided for one machine and one model. Final."""
 
@@ -326,5 +342,5 @@ class ResolvedConfig:
     misses: MissesConfig
     execution: ResolvedExecution
     cpu: ResolvedCpu
-    vision: VisionConfig
+    vision: ResolvedVision
     speculation: SpeculationConfig

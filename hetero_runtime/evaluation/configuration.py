@@ -9,8 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero_runtime.config import Config
-from hetero_runtime.config.combinations import acts_on_forecasts
-from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig, RoutingConfig
+from hetero_runtime.config.forecasts import acts_on_forecasts
+from hetero_runtime.config.tree import (
+    EvictionConfig,
+    PredictionConfig,
+    PrefetchConfig,
+    RoutingConfig,
+    VisionConfig,
+)
 
 
 def for_evaluation(config: Config) -> Config:
@@ -19,9 +25,10 @@ def for_evaluation(config: Config) -> Config:
     eager = replace(config, execution=replace(config.execution, mode="eager"))
     if not acts_on_forecasts(config):
         return eager
+    has_prefix = config.prediction.predictor == "lookahead_mlp"  # which says how many layers are pinned
     return replace(
         eager,
-        prediction=PredictionConfig(),
+        prediction=config.prediction if has_prefix else PredictionConfig(),
         prefetch=PrefetchConfig(),
         eviction=EvictionConfig(),
     )
@@ -39,5 +46,10 @@ def exactly_routed(config: Config) -> Config:
 
 
 def exact(config: Config) -> Config:
-    """The model of `config` as its checkpoint has it: exactly routed, experts in their own format."""
-    return replace(exactly_routed(config), model=replace(config.model, experts="checkpoint"))
+    """The model of `config` as its checkpoint has it: exactly routed, experts in their own format, all tokens
+    of images."""
+    return replace(
+        exactly_routed(config),
+        model=replace(config.model, experts="checkpoint"),
+        vision=VisionConfig(),
+    )

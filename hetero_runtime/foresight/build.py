@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from hetero_gpu import SlabCache
 from hetero_runtime.config import ResolvedConfig
-from hetero_runtime.config.combinations import acts_on_forecasts, schedules_forecasts
+from hetero_runtime.config.forecasts import acts_on_forecasts, schedules_forecasts
 from hetero_runtime.foresight.foresight import Foresight
 from hetero_runtime.foresight.link import Link
 from hetero_runtime.foresight.pace import Pace
 from hetero_runtime.foresight.prefetcher import Prefetcher
 from hetero_runtime.foresight.rival import Rival
-from hetero_runtime.foresight.rows import Rows
+from hetero_runtime.foresight.rolling import RollingText
+from hetero_runtime.foresight.rows import Row, Rows
+from hetero_runtime.foresight.text import Text
 from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_scheduler import EvictionPolicy, make_eviction
@@ -25,6 +28,7 @@ from hetero_scheduler.prefetch import make_schedule
 from hetero_scheduler.prefetch.steering import Steering
 
 if TYPE_CHECKING:
+    from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
 
@@ -38,6 +42,8 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
         return []
     shape = router_shape(model)
     rows = range(config.execution.max_rows)
+    if config.prediction.predictor == "lookahead_mlp":
+        return list(_lookahead_predictors(config, len(rows)))
     if config.prediction.predictor == "frequency":
         num_groups = min(2, shape.num_layers)
         return [make_predictor("frequency", shape, num_groups=num_groups) for _ in rows]
@@ -51,6 +57,17 @@ def make_predictors(config: ResolvedConfig, model: Any) -> list[Predictor]:
         predictors[0].observe(0, layer, np.zeros(shape.num_experts, np.float32))
     predictors[0].reset()
     return predictors
+
+
+def _lookahead_predictors(config: ResolvedConfig, count: int) -> list[LookaheadMlp]:
+    """On the device that computes: half the bytes there, where a GPU converts nothing."""
+    from hetero_runtime.lookahead.file import read_lookahead
+    from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
+
+    weights, description = read_lookahead(config.prediction.path)
+    dtype = torch.bfloat16 if config.device == "cuda" else torch.float32
+    first = LookaheadMlp(weights.to(config.device, dtype), description.shape)
+    return [first, *(first.another() for _ in range(count - 1))]
 
 
 def extra_in_graph(config: ResolvedConfig) -> int | None:
@@ -99,11 +116,11 @@ def make_foresight(
     """Put together what acts on forecasts. On a link that overlaps with nothing that is eviction alone: a
     prefetch would be a wait for an expert that may not be needed."""
     model, predictors, (num_layers, num_experts, top_k) = listening
+    texts = _texts(model, predictors, listening.shape)
     schedule = None
     if link.overlaps and schedules_forecasts(config.prefetch.schedule):
-        schedule = make_schedule(
-            config.prefetch.schedule, num_layers=num_layers, looks_at_next=predictors[0].asks_early
-        )
+        looks_at_next = predictors[0].asks_early or texts[0].orders_prompts
+        schedule = make_schedule(config.prefetch.schedule, num_layers=num_layers, looks_at_next=looks_at_next)
     steering = Steering(
         schedule,
         eviction,
@@ -115,10 +132,22 @@ def make_foresight(
     prefetcher = Prefetcher(cache, steering, link=link, pace=pace, top_k=top_k)
     return Foresight(
         cache,
-        Rows(predictors, listening.shape),
+        Rows(texts),
         steering=steering,
         prefetcher=prefetcher,
         pace=pace,
         rival=Rival([cache.pool(layer) for layer in range(num_layers)], num_experts=num_experts),
-        early_routers=EarlyRouters(model) if predictors[0].asks_early else None,
     )
+
+
+def _texts(model: Any, predictors: list[Predictor], shape: RouterShape) -> list[Text]:
+    """A place for a text by each predictor."""
+    from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
+
+    early_routers = EarlyRouters(model) if predictors[0].asks_early else None
+    return [
+        RollingText(predictor)
+        if isinstance(predictor, LookaheadMlp)
+        else Row(predictor, shape, early_routers)
+        for predictor in predictors
+    ]

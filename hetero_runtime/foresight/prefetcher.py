@@ -37,17 +37,18 @@ class Prefetcher:
         self._link, self._pace, self._top_k = link, pace, top_k
         self._under_way: list[_UnderWay] = []
 
-    def fill(self, pos: int, running: list[ExpertKey]) -> None:
+    def fill(self, pos: int, running: list[ExpertKey], *, kept_back: int | None = None) -> None:
         """Submit what the link has room for. `pos`: of the layer that runs; `running`: its experts, all
-        resident or on their way, which stay."""
+        resident or on their way, which stay. `kept_back`: slots that are left; None leaves top-k."""
         if self._steering.schedule is None:
             return
         self._land()
+        left = self._top_k if kept_back is None else kept_back
         while self._has_room():
             task = self._steering.next(
                 pos,
                 is_present=self._cache.present(),
-                has_slots=lambda layer: self._cache.num_available_after(layer, running) > self._top_k,
+                has_slots=lambda layer: self._cache.num_available_after(layer, running) > left,
             )
             if task is None:
                 return

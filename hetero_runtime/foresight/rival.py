@@ -39,7 +39,8 @@ class Rival:
         """The next layer of the pass chose `chosen` `[tokens, top_k]`."""
         self._pass.append(np.sort(chosen, axis=-1).astype(np.int16))
         if len(self._pass) == len(self._pools):
-            steps = np.stack(self._pass, axis=1)
+            least = min(map(len, self._pass))  # tokens that are dropped on the way are not the last ones
+            steps = np.stack([chosen[-least:] for chosen in self._pass], axis=1)
             self._steps.extend(_Step(step, is_decode=len(steps) == 1) for step in steps)
             self._pass.clear()
 

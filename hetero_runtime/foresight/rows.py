@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_runtime.foresight.text import Said, Text
+from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler.predict import Forecast, Predictor
 from hetero_scheduler.predict.routing import RouterShape, chosen_experts
@@ -21,29 +24,46 @@ Logits = npt.NDArray[np.float16]
 """Router logits in the dtype that traces keep, and so the one that predictors are trained on."""
 
 
-class Row:
-    """One text. Its steps count from the first token that its predictor has read."""
+class Row(Text):
+    """One text, by a predictor of whole steps. Its steps count from the first token that its predictor has
+    read. `early_routers`: for a predictor that asks for the next layer's router."""
 
-    def __init__(self, predictor: Predictor, shape: RouterShape) -> None:
-        self._predictor, self._shape = predictor, shape
+    def __init__(
+        self, predictor: Predictor, shape: RouterShape, early_routers: EarlyRouters | None = None
+    ) -> None:
+        super().__init__()
+        self._predictor, self._shape, self._early_routers = predictor, shape, early_routers
         self._step = 0
         self._prompt: list[Logits] = []
-        self.is_new = True
-        """Whether no pass of this text has begun yet."""
+        self._heard: Logits | None = None
+        self._heard_early: Logits | None = None
 
     def begin(self) -> None:
-        """A new text: nothing is known of it."""
         self._predictor.reset()
         self._step = 0
         self.is_new = False
 
     def begin_pass(self) -> None:
-        """What was heard of a pass that was given up is forgotten."""
         self._prompt.clear()
+        self._heard = self._heard_early = None
 
     def begin_step(self, token: int) -> list[Forecast]:
-        """The next token is known. What that lets the predictor say of its run."""
         return _each(self._predictor.begin_step(self._step, token))
+
+    def hear(self, layer: int, logits: torch.Tensor, hidden: torch.Tensor) -> None:
+        self._heard = as_half(logits)
+        if self._early_routers is not None and len(logits) == 1:
+            early = self._early_routers(layer, hidden)
+            self._heard_early = None if early is None else as_half(early)
+
+    def speak(self, layer: int) -> list[Said]:
+        if self._heard is None:
+            return []
+        heard, early, self._heard, self._heard_early = self._heard, self._heard_early, None, None
+        said = [Said(forecast, runs_now=False) for forecast in self.observe(layer, heard)]
+        if early is not None:
+            said += [Said(forecast, runs_now=True) for forecast in self.observe_next(layer + 1, early)]
+        return said
 
     def observe_next(self, layer: int, logits: Logits) -> list[Forecast]:
         """The router of `layer`, asked early, said `logits` `[1, num_experts]` of the token that runs."""
@@ -73,9 +93,9 @@ class Row:
 class Rows:
     """Places for texts. `take` and `give_back` may be called by any thread, `row` by whose turn it is."""
 
-    def __init__(self, predictors: list[Predictor], shape: RouterShape) -> None:
-        self._rows = [Row(predictor, shape) for predictor in predictors]
-        self._free = list(range(len(predictors)))
+    def __init__(self, rows: Sequence[Text]) -> None:
+        self._rows = list(rows)
+        self._free = list(range(len(rows)))
         self._guard = threading.Lock()
 
     def take(self) -> int:
@@ -90,7 +110,7 @@ class Rows:
         with self._guard:
             heapq.heappush(self._free, place)
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> Text:
         """The text at `place`."""
         return self._rows[place]
 

@@ -34,5 +34,5 @@ class _Foreseen:
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """As for Sequence."""
         token = int(ids) if ids.numel() == 1 else None
-        with self._foresight.pass_of(self._place, token):
+        with self._foresight.looking(ids, images), self._foresight.pass_of(self._place, token):
             return self._sequence.extend(ids, images)

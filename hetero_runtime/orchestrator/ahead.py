@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero_scheduler import ExpertKey
+from hetero_scheduler.counters import Counters
+
+
+@dataclass(frozen=True)
+class PredictionStats(Counters):
+    """What forecasts cost. `layers`: at which one was asked for; `seconds`: of the host, all told."""
+
+    layers: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ms_a_layer(self) -> float:
+        """0 where nobody forecasts."""
+        return 1e3 * self.seconds / self.layers if self.layers else 0.0
 
 
 class Ahead(ABC):
-    """Told by the orchestrator of every MoE layer of a pass, in this order; may prefetch in the last two."""
+    """Told by the orchestrator of every MoE layer of a pass, in this order; may prefetch from `look_ahead`
+    on."""
 
     @abstractmethod
     def layer_begins(self, chosen: npt.NDArray[np.int64]) -> None:
@@ -27,6 +43,13 @@ class Ahead(ABC):
         """All loads of `layer` are submitted. `running`: its experts, all resident or on their way, which
         have to stay."""
 
+    def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:  # noqa: B027 (few need that often)
+        """An expert of `layer` has run, and all its loads are submitted. `running`: those still to run."""
+
     @abstractmethod
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
         """The link may have room. `running`: experts that stay."""
+
+    def stats(self) -> PredictionStats:
+        """What looking ahead has cost; zeros unless it takes a forecast."""
+        return PredictionStats()

@@ -11,6 +11,7 @@ import torch
 
 from hetero_gpu import CacheStats
 from hetero_runtime.in_place import InPlaceStats
+from hetero_runtime.orchestrator.ahead import PredictionStats
 
 
 class Phase(Enum):
@@ -57,6 +58,10 @@ class Orchestrator(ABC):
     def in_place_stats(self) -> InPlaceStats:
         """Experts that the CPU computed where they lie; zeros where it never does."""
         return InPlaceStats()
+
+    def prediction_stats(self) -> PredictionStats:
+        """What forecasts cost the host; zeros where it makes none."""
+        return PredictionStats()
 
     @abstractmethod
     def check(self) -> None:

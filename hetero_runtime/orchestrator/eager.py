@@ -26,7 +26,7 @@ import torch
 from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.experts.compute import Dispatch, ExpertMlp, LayerSum, Params
 from hetero_runtime.in_place import InPlaceMisses, InPlaceStats
-from hetero_runtime.orchestrator.ahead import Ahead
+from hetero_runtime.orchestrator.ahead import Ahead, PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
 from hetero_runtime.tiers.governor import Governor
@@ -119,6 +119,9 @@ class EagerOrchestrator(Orchestrator):
     def in_place_stats(self) -> InPlaceStats:
         return InPlaceStats() if self._in_place is None else self._in_place.stats()
 
+    def prediction_stats(self) -> PredictionStats:
+        return PredictionStats() if self._ahead is None else self._ahead.stats()
+
     def check(self) -> None:
         self._cache.check()
 
@@ -147,6 +150,8 @@ class EagerOrchestrator(Orchestrator):
             self._cache.wait(key)
             params = self._materialize(self._cache.slab(key))
             total.add(numbers[i], partial(mlp, params=params))
+            if self._ahead is not None and num_loaded == len(needed):
+                self._ahead.expert_ran(layer, needed[i:])
         self._release(needed[num_released:])
 
     def _release(self, executed: list[ExpertKey]) -> None:

@@ -158,6 +158,7 @@ def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
         _prefix_row(geometry, demand.pinned_prefix),
         _unpacking_row(geometry, demand),
         _drafter_row(geometry, demand),
+        _lookahead_row(geometry, demand),
         *([_calibration_row(geometry, "device")] if demand.mode == "graph" else []),
         *([_captured_predictor_row(geometry, demand)] if demand.mode == "graph" else []),
     ]
@@ -247,6 +248,13 @@ def _drafter_row(geometry: Geometry, demand: Demand) -> Row:
     weights = geometry.drafter.weights.num_bytes(itemsize)
     total = geometry.drafter.num_bytes(itemsize, rows=demand.max_rows, length=demand.max_length)
     return Row("drafter", "device", weights, total, total, f"with the cache of {demand.max_rows} rows")
+
+
+def _lookahead_row(geometry: Geometry, demand: Demand) -> Row:
+    """A GPU computes with weights of two bytes, a CPU with float32."""
+    num_bytes = 0 if geometry.lookahead is None else geometry.lookahead.num_bytes
+    each = 1 if demand.device == "cuda" else 2
+    return Row.constant("lookahead predictor", "device", each * num_bytes, "speaks at every MoE layer")
 
 
 def _bank_row(geometry: Geometry, demand: Demand) -> Row:

@@ -21,6 +21,7 @@ from hetero_runtime.plan.routed import ExpertField, read_routed
 
 if TYPE_CHECKING:
     from hetero_runtime.plan.drafter import DrafterGeometry
+    from hetero_runtime.plan.prefix import ProfiledPrefix
 
 ITEMSIZE: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element of the dtypes that the runtime computes in."""
@@ -52,6 +53,17 @@ class AttentionGeometry:
     """Query, key, value and output of one token, keys and values repeated to all heads."""
     is_eager: bool
     """Attention sinks: scores are written out, heads x tokens x tokens, since SDPA has no sinks."""
+
+
+@dataclass(frozen=True)
+class LookaheadGeometry:
+    """What a lookahead predictor takes and says. `num_bytes`: its weights, at two bytes each."""
+
+    num_bytes: int
+    semantic_depth: int
+    """First layers whose routing says enough of what comes."""
+    profiled: tuple[ProfiledPrefix, ...] = ()
+    """The fastest prefixes that were measured on this device."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,8 @@ class Geometry:
     """Of the calibration that a routing policy reads; 0 where none is in use."""
     drafter: DrafterGeometry | None = None
     """The small model that drafts for this one; None where there is none."""
+    lookahead: LookaheadGeometry | None = None
+    """The lookahead predictor that serves this model; None where none is in use."""
     notes: tuple[str, ...] = ()
     """What was left out, for the report."""
 

@@ -6,7 +6,7 @@ from hetero_scheduler.eviction.base import EvictionPolicy
 
 EVICTION_POLICIES = ("lru", "lfu", "lfru")
 """Policies of history alone. The device tables know them by their place in this order."""
-FORECAST_POLICIES = ("belady",)
+FORECAST_POLICIES = ("belady", "lookahead")
 """Policies that are also told what a predictor forecasts."""
 FOLLOWING_POLICIES = ("logical",)
 """Policies whose scores a routing policy keeps: a use changes none."""
@@ -32,5 +32,9 @@ def make_eviction(name: str, *, num_layers: int, num_experts: int) -> EvictionPo
         from hetero_scheduler.eviction.belady_forecast import BeladyForecast
 
         return BeladyForecast(num_layers, num_experts)
+    if name == "lookahead":
+        from hetero_scheduler.eviction.lookahead import Lookahead
+
+        return Lookahead(num_layers, num_experts)
     known = ", ".join(EVICTION_POLICIES + FORECAST_POLICIES)
     raise ValueError(f"unknown eviction policy {name!r}; known: {known}")

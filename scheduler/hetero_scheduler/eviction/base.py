@@ -27,6 +27,12 @@ class EvictionPolicy(ABC):
         self.score = np.zeros((num_layers, num_experts), dtype=np.float64)
         self.passes = np.zeros(num_layers, dtype=np.int64)
 
+    @property
+    def prefetch_score(self) -> npt.NDArray[np.float64]:
+        """`score` as a prefetch sees it: infinite for experts that no prefetch may drive out. All alike,
+        unless a policy guards some."""
+        return self.score
+
     @abstractmethod
     def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
         """`layer` runs now and expert e gets `tokens_per_expert[e]` tokens (0: not used).

@@ -7,21 +7,26 @@ import numpy.typing as npt
 
 from hetero_scheduler.prefetch.base import Schedule, Tasks
 
+WINDOW, DECAY, SIZE = 5, 0.8, 20
+"""W, γ and B of the paper."""
+
 
 class TopB(Schedule):
     """Priority γ^(d-1) · confidence for a deadline d layers ahead, 1 <= d <= W (Eq. 9). The B greatest are
     the ordered candidate set, and the first of them that is absent is fetched. W, γ and B as in §3.3.3.
 
     Resident experts count among the B, for the set is the predictor's, not the cache's. Eq. 9 takes an
-    expert's maximum over d; here a task is one layer's, so each expert has one d. VisMMOE's predictor learns
-    the decay from its targets; ours says probabilities, so the decay is applied here. Ties: earlier deadline,
-    then lower expert.
+    expert's maximum over d; here a task is one layer's, so each expert has one d. The decay is applied here,
+    for predictors that say shares; one that has learnt decayed targets takes it off again. Ties: earlier
+    deadline, then lower expert.
     """
 
     name = "top_b"
     lead = 1  # the next layer lies inside the window
 
-    def __init__(self, num_layers: int, *, window: int = 5, decay: float = 0.8, size: int = 20) -> None:
+    def __init__(
+        self, num_layers: int, *, window: int = WINDOW, decay: float = DECAY, size: int = SIZE
+    ) -> None:
         """`window`: W, layers. `decay`: γ, in (0, 1]. `size`: B, experts. Raises ValueError outside these."""
         super().__init__(num_layers)
         if window < 1 or size < 1 or not 0 < decay <= 1:

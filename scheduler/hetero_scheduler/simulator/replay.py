@@ -187,7 +187,9 @@ class Replay:
         self._has_left(key)
 
     def _reserve(self, key: ExpertKey, state: SlotState, *, protected: list[ExpertKey]) -> Copy | None:
-        held = self.slots.reserve(key, state, score=self.policies.eviction.score, protected=protected)
+        eviction = self.policies.eviction
+        score = eviction.prefetch_score if state is SlotState.FETCH else eviction.score
+        held = self.slots.reserve(key, state, score=score, protected=protected)
         if held is None:
             assert state is SlotState.FETCH, f"no slot can be freed for {key}: {self.slots.counts()}"
             return None

@@ -15,7 +15,7 @@ from hetero_runtime.assembly import assemble
 from hetero_runtime.calibration import read_calibration
 from hetero_runtime.calibration.measure import measure
 from hetero_runtime.calibration.tally import frequent_tokens
-from hetero_runtime.cli.calibrate import calibrate_command
+from hetero_runtime.cli.calibrate.routing import calibrate_routing_command
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.configuration import exactly_routed
@@ -92,7 +92,7 @@ def test_the_command_writes_what_the_engine_then_finds(checkpoint: Path, tmp_pat
     text = tmp_path / "text.jsonl"
     text.write_text("\n".join(json.dumps({"text": f"the {i} quick brown foxes"}) for i in range(12)))
     app = typer.Typer()
-    app.command()(calibrate_command)
+    app.command()(calibrate_routing_command)
     words = [str(checkpoint), "--text", str(text), "--windows", "6", "--priors", "5", "--json"]
     done = CliRunner().invoke(app, [*words, "--set", "device=cpu"])
     assert done.exit_code == 0, done.output

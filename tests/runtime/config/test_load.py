@@ -8,7 +8,7 @@ import pytest
 
 from hetero_runtime.config import Config, load_config
 from hetero_runtime.config.available import AVAILABLE
-from hetero_runtime.config.combinations import FORECAST_SCHEDULES
+from hetero_runtime.config.forecasts import FORECAST_SCHEDULES
 from hetero_runtime.config.routing import READS
 from hetero_runtime.config.schema import fields
 from hetero_runtime.errors import ConfigError
@@ -102,10 +102,7 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
 @pytest.mark.parametrize(
     ("path", "value", "works"),
     [
-        ("preset", "vismmoe", "lru, seqmoe, psr, auto"),
         ("device", "unified", "auto, cuda, cpu"),
-        ("prediction.predictor", "lookahead_mlp", ", ".join(AVAILABLE["prediction.predictor"])),
-        ("eviction.policy", "lookahead", "lru, lfu, lfru, belady, logical"),
         ("execution.compile", "true", "false"),
     ],
 )
@@ -160,7 +157,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (
             ["prediction.horizon=token"],
-            ["prediction.horizon: token", "prediction.predictor is frequency", "leave it out"],
+            ["prediction.horizon: token is for prediction.predictor: mamba2", "frequency", "leave it out"],
         ),
         (
             ["prediction.path=mine.safetensors"],

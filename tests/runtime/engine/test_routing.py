@@ -280,7 +280,9 @@ def test_slabs_mirror_the_logical_cache(checkpoint: MakeCheckpoint) -> None:
 
 def test_a_model_without_a_calibration_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     missing = {"policy": "psr", "calibration": str(tmp_path / "none.safetensors")}
-    with pytest.raises(ConfigError, match="does not exist; calibrate with `hetero-runtime calibrate`"):
+    with pytest.raises(
+        ConfigError, match="does not exist; calibrate with `hetero-runtime calibrate routing`"
+    ):
         Engine.load(settings(checkpoint("Olmoe"), missing))
 
 

@@ -11,7 +11,7 @@ from hetero_runtime.foresight.link import SteadyLink, measure_link
 from hetero_runtime.foresight.pace import SMOOTHING, Pace
 from hetero_runtime.foresight.prefetcher import MOST_UNDER_WAY, Prefetcher
 from hetero_runtime.foresight.rival import Rival
-from hetero_runtime.foresight.rows import Rows, at_pass
+from hetero_runtime.foresight.rows import Row, Rows, at_pass
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler import ExpertKey
 from hetero_scheduler.predict import Forecast, RouterShape
@@ -165,7 +165,7 @@ def logits(num_tokens: int, *, seed: int = 0) -> np.ndarray:
 
 def rows(count: int = 2) -> Rows:
     models = random_models(*SHAPE)
-    return Rows([Mamba2Predictor(models) for _ in range(count)], SHAPE)
+    return Rows([Row(Mamba2Predictor(models), SHAPE) for _ in range(count)])
 
 
 def observed(place: int, of: Rows, prompt: np.ndarray) -> list[Forecast]:

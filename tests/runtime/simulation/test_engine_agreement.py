@@ -103,7 +103,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     def listening(self: Foresight, layer: int, logits: torch.Tensor, hidden: torch.Tensor) -> None:
         hear(self, layer, logits, hidden)
         seen.logits.append(logits.to(torch.float16).numpy())
-        early = self._heard_early if layer + 1 < NUM_LAYERS else None
+        assert isinstance(self._row, Row)
+        early = self._row._heard_early if layer + 1 < NUM_LAYERS else None
         seen.early.append(np.zeros((1, NUM_EXPERTS), np.float16) if early is None else early)
 
     def beginning(self: Row, token: int) -> list[Forecast]:

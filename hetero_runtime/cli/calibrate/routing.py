@@ -1,4 +1,4 @@
-"""`hetero-runtime calibrate MODEL --text FILE`: what routing policies need to know of a model's routers."""
+"""`hetero-runtime calibrate routing MODEL --text FILE`: what routing policies need to know of its routers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @exit_on_error
-def calibrate_command(
+def calibrate_routing_command(
     text: TextOption,
     out: Annotated[
         Path | None,

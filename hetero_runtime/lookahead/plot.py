@@ -1,0 +1,41 @@
+"""The time of requests by the depth of the pinned prefix (VisMMOE's Fig. 12)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetero_runtime.errors import ConfigError, DeviceError
+from hetero_runtime.lookahead.profile import PrefixProfile
+
+
+def draw_prefixes(profile: PrefixProfile, path: Path) -> None:
+    """Draw `profile` into the PNG `path`.
+
+    Raises ConfigError where matplotlib is missing, DeviceError where `path` cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "pictures need matplotlib: pip install 'hetero-runtime[plot]', or leave out --plot"
+        ) from error
+    points = sorted(profile.points, key=lambda point: point.pinned)
+    pinned = [point.pinned for point in points]
+    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(pinned, [point.seconds for point in points], "o-", color="#2f6fb0", label="prefill and decode")
+    axes.plot(pinned, [point.decode_s for point in points], "s--", color="#d9822b", label="decode alone")
+    axes.axvline(profile.best.pinned, color="#77838f", linestyle=":", label=f"fastest: {profile.best.pinned}")
+    axes.set_xlabel("first MoE layers that are pinned")
+    axes.set_ylabel("seconds")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"room for {profile.num_experts} experts on {profile.device}", fontsize=10)
+    axes.grid(axis="y", color="#e4e7ea")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise DeviceError(f"{path}: the picture cannot be written ({error}); name another file") from error

@@ -1,0 +1,101 @@
+"""Lookahead priority with the expired guard (VisMMOE §3.4.2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero_scheduler.eviction.base import EvictionPolicy
+from hetero_scheduler.predict.base import Forecast
+from hetero_scheduler.prefetch.top_b import DECAY, SIZE, WINDOW
+
+SMOOTHING = 0.5
+"""Weight of a layer's newest run in what is kept of it."""
+_WITHIN, _REQUIRED = 2.0, 4.0
+"""Added to priorities, which are at most 1: each kind scores above the one before."""
+
+
+class Lookahead(EvictionPolicy):
+    """Where the layers of the window are those that run within the next W, round the end of a pass:
+
+        kind        layer             expert                        score
+        required    in the window     among its B of most priority  4 + priority
+        speculative in the window     any other                     2 + priority
+        expired     has run, outside  any                           priority over its last runs
+
+    A prefetch takes the place of expired experts alone (`prefetch_score`). What a layer has to have is loaded
+    in any case: once no expired one is left a speculative one gives way, then a required one.
+
+    The priority of a layer to come is its newest forecast, γ^(d-1) times at a distance of d layers. Once it
+    has run, that forecast is averaged into its earlier ones, for reuse from step to step; a run that nobody
+    forecast leaves the share of its tokens instead. The window takes half of the layers at most, so that some
+    are expired in a shallow model too.
+    """
+
+    name: ClassVar[str] = "lookahead"
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        *,
+        window: int = WINDOW,
+        decay: float = DECAY,
+        size: int = SIZE,
+    ) -> None:
+        """`window`: W, layers. `decay`: γ, in (0, 1]. `size`: B, experts. Raises ValueError outside these."""
+        super().__init__(num_layers, num_experts)
+        if window < 1 or size < 1 or not 0 < decay <= 1:
+            raise ValueError(
+                f"window {window} and size {size} must be at least 1, decay {decay} above 0 and at most 1"
+            )
+        self._window, self._decay, self._size = min(window, num_layers // 2), decay, size
+        self._kept = np.zeros_like(self.score)
+        self._expected = np.zeros_like(self.score)
+        self._is_foreseen = np.zeros(num_layers, dtype=np.bool_)
+        self._layer = -1
+        """The one that runs or ran last."""
+        self._is_within = np.zeros(num_layers, dtype=np.bool_)
+
+    @property
+    def prefetch_score(self) -> npt.NDArray[np.float64]:
+        return np.where(self._is_within[:, None], np.inf, self.score)
+
+    def observe(self, layer: int, tokens_per_expert: npt.NDArray[np.int64]) -> None:
+        self.passes[layer] += 1
+        ran = tokens_per_expert / max(1, int(tokens_per_expert.sum()))
+        if self._is_foreseen[layer]:
+            ran = self._expected[layer]
+        self._kept[layer] += SMOOTHING * (ran - self._kept[layer])
+        self._is_foreseen[layer] = False
+        self._layer = layer
+        self._refresh()
+
+    def observe_forecast(self, forecast: Forecast) -> None:
+        """Entry 0 is each layer's next run; told again, the newest word counts."""
+        layers = list(forecast.layers)
+        self._expected[layers], self._is_foreseen[layers] = forecast.probabilities[0], True
+        self._refresh()
+
+    def restore(self, score: npt.NDArray[np.float64], passes: npt.NDArray[np.int64]) -> None:
+        """As in the contract; scores count as what was kept, and nothing is foreseen."""
+        super().restore(score, passes)
+        self._kept[:] = score
+        self._is_foreseen[:] = self._is_within[:] = False
+
+    def _refresh(self) -> None:
+        num_layers = len(self.passes)
+        near = (self._layer + np.arange(1, self._window + 1)) % num_layers  # nearest first
+        self._is_within[:] = False
+        self._is_within[near] = True
+        self.score[:] = self._kept
+        if not near.size:
+            return
+        expected = np.where(self._is_foreseen[near, None], self._expected[near], self._kept[near])
+        priority = expected * self._decay ** np.arange(len(near))[:, None]
+        self.score[near] = _WITHIN + priority
+        best = np.argsort(-priority, axis=None, kind="stable")[: self._size]
+        layer, expert = np.unravel_index(best, priority.shape)
+        self.score[near[layer], expert] = _REQUIRED + priority[layer, expert]
