@@ -33,6 +33,7 @@ from hetero_runtime.foresight.build import (
     make_foresight,
     make_predictors,
     make_row_eviction,
+    refined_in_graph,
     router_shape,
 )
 from hetero_runtime.foresight.link import Link
@@ -66,6 +67,7 @@ from hetero_scheduler.predict import Predictor
 
 if TYPE_CHECKING:
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+    from hetero_scheduler.predict.refined import Refined
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ class EagerParts(NamedTuple):
     dtype: torch.dtype
     predictors: Sequence[Mamba2Predictor] = ()
     """For each row one that the captured step can take over from."""
+    refined: Refined | None = None
+    """Who makes their forecasts anew, in the captured step too."""
 
 
 class Tiers(NamedTuple):
@@ -206,6 +210,7 @@ def _assemble(config: ResolvedConfig, progress: Progress | None, store: ExpertSt
                 orchestrator=driven.orchestrator,
                 dtype=skeleton.dtype,
                 predictors=followed_in_graph(config, predictors),
+                refined=refined_in_graph(config, predictors),
             ),
             foresight=driven.foresight,
             routing=routing,

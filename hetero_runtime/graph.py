@@ -22,6 +22,7 @@ from hetero_runtime.foresight.build import router_shape
 from hetero_runtime.foresight.prompts import Prompts
 from hetero_runtime.hf.attention import keeps_states, why_not_capturable
 from hetero_runtime.hf.check_graphs import CheckGraphs
+from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences, Texts
 from hetero_runtime.hf.hooks import attach
@@ -29,7 +30,7 @@ from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.orchestrator.captured_foresight import CapturedForesight
+from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
     Asker,
@@ -120,6 +121,7 @@ def capture(
             return GraphParts(orchestrator, CheckedSequences(checks))
         texts = steered or _texts(parts, asker)
         sequences = GraphSequences(parts.model, active=active, max_length=places.max_length, texts=texts)
+        _look_nearer(parts, asker, sequences)
         _capture(parts, sequences, orchestrator, steered=steered)
     except BaseException:
         orchestrator.close()
@@ -262,6 +264,15 @@ def _texts(parts: EagerParts, asker: Asker | None) -> Texts | None:
     prompts = Prompts(parts.predictors, router_shape(parts.model), device=asker)
     listen_to_routers(parts.model, prompts.hear)
     return prompts
+
+
+def _look_nearer(parts: EagerParts, asker: Asker | None, sequences: GraphSequences) -> None:
+    """Forecasts are made anew inside the captured step, as near as the configuration says."""
+    if parts.refined is None:
+        return
+    assert isinstance(asker, CapturedForesight), "a refined predictor is a Mamba2 predictor, which foresees"
+    early = EarlyRouters(parts.model) if parts.refined.asks_early else None
+    asker.follow(Nearer(parts.refined.refinement, sequences.tokens, early))
 
 
 def _prefetch(

@@ -75,7 +75,7 @@ def decide(config: Config) -> Decided:
 
 def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:
     """`auto` is the nearest one where forecasts lead to transfers that overlap with computation. Where they
-    decide evictions alone a step ahead says as much, and a captured step asks nobody between two steps."""
+    decide evictions alone a step ahead says as much, and nearer ones are not measured in a captured step."""
     if config.prediction.horizon != "auto":
         return config.prediction.horizon
     has_gpu = config.device != "cpu" and hardware.gpu is not None

@@ -134,11 +134,6 @@ def _check_mode(config: Config, source: str) -> None:
                 "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady; here they "
                 f"are {', '.join(chosen)}. Write preset: seqmoe alone, or execution.mode: eager"
             )
-        if config.prediction.horizon not in ("auto", "step"):
-            raise ConfigError(
-                f"{source}: prediction.horizon: {config.prediction.horizon} with execution.mode: graph is "
-                "not in this version; write prediction.horizon: step, or execution.mode: eager"
-            )
         if config.routing.policy != "exact":
             raise ConfigError(
                 f"{source}: routing.policy: {config.routing.policy} with forecasts and execution.mode: graph "

@@ -24,6 +24,7 @@ from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_scheduler import EvictionPolicy, make_eviction
 from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Predictor, RouterShape, make_predictor
+from hetero_scheduler.predict.refined import Refined
 from hetero_scheduler.prefetch import make_schedule
 from hetero_scheduler.prefetch.steering import Steering
 
@@ -76,12 +77,20 @@ def extra_in_graph(config: ResolvedConfig) -> int | None:
 
 
 def followed_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> list[Mamba2Predictor]:
-    """Those of `predictors` that a captured step can go on from."""
+    """Those of `predictors` that a captured step can go on from, without what refines them."""
     if config.execution.mode != "graph" or not predictors:
         return []
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 
-    return [predictor for predictor in predictors if isinstance(predictor, Mamba2Predictor)]
+    plain = [each.predictor if isinstance(each, Refined) else each for each in predictors]
+    return [predictor for predictor in plain if isinstance(predictor, Mamba2Predictor)]
+
+
+def refined_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> Refined | None:
+    """By what a captured step makes forecasts anew, and how near; None where it does not."""
+    if config.execution.mode != "graph" or not predictors or not isinstance(predictors[0], Refined):
+        return None
+    return predictors[0]
 
 
 def router_shape(model: Any) -> RouterShape:

@@ -4,6 +4,9 @@
                       │ scores                                    └─ Algorithm 1 ─► task ring
                       └─► who is evicted
 
+    nearer      where `follow` was told how: before layer 0 the token refines all of the step's forecasts, and
+                at layer l the router of l + 1, asked early, those of its layer
+
     a prompt    the host's predictor reads it ─► at the hand-over to the device: its row of the predictor,
                 the windows of its forecasts
 
@@ -12,19 +15,20 @@ The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from hetero_gpu.control import ControlRegion
-from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
+from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
 from hetero_gpu.tables import DeviceTables
 from hetero_runtime.orchestrator.captured_prefetch import Asker
 from hetero_scheduler.predict import Forecast
 
 if TYPE_CHECKING:
     from hetero_scheduler.predict.mamba2_compiled import CompiledState
+    from hetero_scheduler.predict.refinement import Refinement
 
 
 class DeviceForecasts(Protocol):
@@ -52,6 +56,16 @@ class ReadPrompt(NamedTuple):
     forecasts: Sequence[Forecast]
 
 
+class Nearer(NamedTuple):
+    """What makes forecasts anew."""
+
+    refinement: Refinement
+    tokens: torch.Tensor
+    """int64 `[rows]` on the device, always at the same place: what the step that runs reads."""
+    early: Callable[[int, torch.Tensor], torch.Tensor | None] | None
+    """The router after a layer, asked with that layer's input, as `EarlyRouters` does; None for nobody."""
+
+
 class CapturedForesight(Asker):
     """See the module docstring. `active`: bool `[rows]` on the device, the rows that step. `per_layer`: tasks
     of a layer, the router's top-k and some extra."""
@@ -72,8 +86,14 @@ class CapturedForesight(Asker):
         self._jsd = JsdPrefetch(self._candidates, tables=tables, region=region, room=room)
         self._layers = range(tables.num_layers)
         self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
+        self._nearer: tuple[RefinedForecasts, Nearer] | None = None
         self._heard: torch.Tensor | None = None
         self._waiting: dict[int, ReadPrompt] = {}
+
+    def follow(self, nearer: Nearer) -> None:
+        """From now on make forecasts anew as `nearer` knows more; before anything is captured."""
+        self._nearer = RefinedForecasts(self._windows, nearer.refinement), nearer
+        self._jsd.looks_at_next = nearer.early is not None
 
     # ---- captured, for each layer
 
@@ -82,7 +102,13 @@ class CapturedForesight(Asker):
         self._heard = router_logits
 
     def begin_layer(self, layer: int, num_rows: int) -> None:
-        self._windows.run(layer, self._active[:num_rows])
+        active = self._active[:num_rows]
+        if layer == 0 and self._nearer is not None:
+            refined, nearer = self._nearer
+            refined.with_tokens(nearer.tokens, active)
+            self._candidates.renew(self._layers)
+            self._jsd.ask(self._layers[-1])  # what the last layer of the step before asked is asked anew
+        self._windows.run(layer, active)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
@@ -92,7 +118,19 @@ class CapturedForesight(Asker):
         if group is not None:
             self._windows.renew(group, self._active[: len(heard)])
             self._candidates.renew(group)
+        self._look_early(layer, hidden)
         self._jsd.ask(layer)
+
+    def _look_early(self, layer: int, hidden: torch.Tensor) -> None:
+        """The next layer's router may speak before its time."""
+        if self._nearer is None or self._nearer[1].early is None:
+            return
+        refined, nearer = self._nearer
+        assert nearer.early is not None, "asked just now"
+        logits = nearer.early(layer, hidden)
+        if logits is not None:
+            refined.with_next_router(layer + 1, logits, self._active[: len(hidden)])
+            self._candidates.renew(range(layer + 1, layer + 2))
 
     # ---- by the host, between passes
 

@@ -1,6 +1,7 @@
 """What forecasts on the device lead to, inside the captured step: whom to evict, what to fetch.
 
 windows      forecasts as they are used up ─► eviction scores (probabilistic Belady)
+refined      forecasts of the running step, made anew as more is known of it
 candidates   the likeliest experts of each layer's next run
 jsd          which of them the link carries next ─► task ring
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from hetero_gpu.foresight.candidates import Candidates
 from hetero_gpu.foresight.jsd import JsdPrefetch, Room
+from hetero_gpu.foresight.refined import RefinedForecasts
 from hetero_gpu.foresight.windows import Windows
 
-__all__ = ["Candidates", "JsdPrefetch", "Room", "Windows"]
+__all__ = ["Candidates", "JsdPrefetch", "RefinedForecasts", "Room", "Windows"]

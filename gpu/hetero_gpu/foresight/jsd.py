@@ -70,6 +70,8 @@ class JsdPrefetch:
         self._candidates, self._tables, self._region, self._room = candidates, tables, region, room
         self.positions_per_transfer = torch.ones(1, dtype=torch.float64, device=tables.device)
         """The moving average; its inverse is Algorithm 1's B_avg."""
+        self.looks_at_next = False
+        """Whether forecasts of the very next layer come in, so that tasks for it are worth having."""
         self._num_seen = tables.num_landed.clone()
 
     def ask(self, layer: int) -> None:
@@ -102,6 +104,7 @@ class JsdPrefetch:
             layer,
             RING=self._region.ring_size,
             KEPT_BACK=self._room.kept_back,
+            LOOKS_AT_NEXT=self.looks_at_next,
             IS_SHARED=self._room.is_shared,
             NUM_SLOTS=tables.num_slots,
             NUM_LAYERS=num_layers,
@@ -143,6 +146,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     layer,
     RING: tl.constexpr,  # noqa: N803
     KEPT_BACK: tl.constexpr,  # noqa: N803
+    LOOKS_AT_NEXT: tl.constexpr,  # noqa: N803
     IS_SHARED: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
@@ -173,7 +177,8 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     is_task = (due < NUM_LAYERS) & (column < PER_LAYER)
     expert = tl.load(task_expert + due_layer * PER_LAYER + column, mask=is_task, other=-1)
     confidence = tl.load(task_confidence + due_layer * PER_LAYER + column, mask=is_task, other=0.0)
-    expert = tl.where(due == 0, -1, expert)  # for the next layer it comes too late
+    if not LOOKS_AT_NEXT:
+        expert = tl.where(due == 0, -1, expert)  # for the next layer it comes too late
     key = due_layer * NUM_EXPERTS + expert
     held = tl.load(slot_of + key, mask=expert >= 0, other=0)
     is_absent = (expert >= 0) & (held < 0)
@@ -229,6 +234,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
 
     # ---- write
     tl.debug_barrier()
+    expert = tl.where(due == 0, -1, expert)  # its layer begins before anybody asks again
     tl.store(task_expert + due_layer * PER_LAYER + column, expert, mask=is_task)
     tl.store(pace, positions_per_transfer)
     tl.store(num_seen, landed)

@@ -2,6 +2,7 @@
 
     run      a layer begins: of its forecasts, entry 0 lies behind the rows that step
     renew    layers were forecast anew: their windows begin with entry 0
+    rescore  entry 0 of layers was made anew: nothing moves on
 
     window [rows, L]        0        1        2            entries behind; -1: no forecast yet
     forecast              │ p_0    │ p_1    │ p_2    …     the runs of one layer, as they were foreseen
@@ -19,6 +20,7 @@ import triton.language as tl
 from hetero_gpu.tables.state import DeviceTables
 from hetero_scheduler.eviction.belady_forecast import DECAY, NUM_STEPS
 
+_RUN, _RENEW, _RESCORE = (tl.constexpr(change) for change in range(3))
 _NUM_STEPS, _DECAY = tl.constexpr(NUM_STEPS), tl.constexpr(DECAY)
 
 
@@ -45,17 +47,21 @@ class Windows:
 
     def run(self, layer: int, active: torch.Tensor) -> None:
         """`layer` begins, before its `ensure`. `active`: bool `[stepping rows]`, those that pass it."""
-        self._launch(range(layer, layer + 1), active, is_new=False)
+        self._launch(range(layer, layer + 1), active, change=_RUN)
 
     def renew(self, layers: range, active: torch.Tensor) -> None:
         """`probabilities` of `layers` are new for the rows in `active` (bool `[stepping rows]`)."""
-        self._launch(layers, active, is_new=True)
+        self._launch(layers, active, change=_RENEW)
+
+    def rescore(self, layers: range, active: torch.Tensor) -> None:
+        """`probabilities` of `layers` are others than before, and of the same runs."""
+        self._launch(layers, active, change=_RESCORE)
 
     def forget(self, row: int) -> None:
         """The text of `row` has ended: nothing of it is wanted any more. Scores follow with the next run."""
         self.window[row] = -1
 
-    def _launch(self, layers: range, active: torch.Tensor, *, is_new: bool) -> None:
+    def _launch(self, layers: range, active: torch.Tensor, *, change: tl.constexpr) -> None:
         rows, horizon, num_layers, num_experts = self.probabilities.shape
         _score_kernel[(len(layers),)](
             self.probabilities,
@@ -69,7 +75,7 @@ class Windows:
             NUM_LAYERS=num_layers,
             NUM_EXPERTS=num_experts,
             EXPERT_BLOCK=triton.next_power_of_2(num_experts),
-            IS_NEW=is_new,
+            CHANGE=change.value,
             num_warps=1,
         )
 
@@ -87,7 +93,7 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     NUM_LAYERS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
-    IS_NEW: tl.constexpr,  # noqa: N803
+    CHANGE: tl.constexpr,  # noqa: N803
 ):
     layer = first_layer + tl.program_id(0)
     experts = tl.arange(0, EXPERT_BLOCK)
@@ -99,9 +105,9 @@ def _score_kernel(  # type: ignore[no-untyped-def]
         is_stepping = tl.load(active + row, mask=row < NUM_STEPPING, other=0) != 0
         tl.debug_barrier()  # all threads have read what one of them writes
         if is_stepping:
-            if IS_NEW:
+            if CHANGE == _RENEW:
                 behind = behind * 0
-            elif behind >= 0:
+            elif (CHANGE == _RUN) & (behind >= 0):
                 behind = tl.minimum(behind + 1, HORIZON)
             tl.store(at, behind)
         if behind >= 0:

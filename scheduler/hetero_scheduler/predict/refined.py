@@ -32,7 +32,7 @@ class Refined(Predictor):
             raise ValueError(
                 f"a refinement of {len(refinement.scale)} layers, for the {nearest} horizon of {num_layers}"
             )
-        self._predictor, self._refinement, self._num_layers = predictor, refinement, num_layers
+        self.predictor, self.refinement, self._num_layers = predictor, refinement, num_layers
         self.asks_early = nearest == "layer"
         self._ahead: dict[int, Probabilities] = {}
         """By layer: what is expected of its coming runs. `[horizon, E]`"""
@@ -42,7 +42,7 @@ class Refined(Predictor):
             return None
         layers = range(self._num_layers)
         ahead = np.stack([self._ahead[layer] for layer in layers], axis=1)  # [horizon, L, E]
-        ahead[0] = self._refinement.with_tokens(ahead[0], np.array(token))
+        ahead[0] = self.refinement.with_tokens(ahead[0], np.array(token))
         return self._kept(Forecast(ahead, tuple(layers), step * self._num_layers))
 
     def observe(
@@ -52,8 +52,8 @@ class Refined(Predictor):
         router_logits: npt.NDArray[np.floating],
         hidden: npt.NDArray[np.floating] | None = None,
     ) -> None:
-        self._predictor.observe(step, layer, router_logits, hidden)
-        forecast = self._predictor.forecast()
+        self.predictor.observe(step, layer, router_logits, hidden)
+        forecast = self.predictor.forecast()
         if forecast is not None:
             self._kept(forecast)
 
@@ -61,18 +61,18 @@ class Refined(Predictor):
         if layer not in self._ahead:
             return None
         ahead = self._ahead[layer].copy()
-        ahead[:1] = self._refinement.with_next_router(ahead[:1], router_logits[None], slice(layer, layer + 1))
+        ahead[:1] = self.refinement.with_next_router(ahead[:1], router_logits[None], slice(layer, layer + 1))
         return self._kept(Forecast(ahead[:, None], (layer,), step * self._num_layers + layer))
 
     def forecast(self) -> Forecast | None:
-        return self._predictor.forecast()
+        return self.predictor.forecast()
 
     def reset(self) -> None:
-        self._predictor.reset()
+        self.predictor.reset()
         self._ahead.clear()
 
     def prefill(self, trace: Trace) -> tuple[Forecast, ...]:
-        forecasts = self._predictor.prefill(trace)
+        forecasts = self.predictor.prefill(trace)
         for forecast in forecasts:
             self._kept(forecast)
         return forecasts

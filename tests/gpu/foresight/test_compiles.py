@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 LAYER = """
 from hetero_gpu.control import ControlRegion
-from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
+from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
+from tests.runtime.foresight.predictors import random_refinement
 from hetero_gpu.tables import DeviceTables, await_late, create_prefetch, ensure, land
 
 cpu = torch.device("cpu")
@@ -30,6 +31,12 @@ windows.renew(range(24), active)
 candidates.renew(range(24))
 for is_shared in (True, False):
     JsdPrefetch(candidates, tables=tables, region=region, room=Room(16, is_shared)).ask(0)
+nearer = JsdPrefetch(candidates, tables=tables, region=region, room=Room(16, True))
+nearer.looks_at_next = True
+nearer.ask(0)
+refined = RefinedForecasts(windows, random_refinement(48, 128))
+refined.with_tokens(torch.zeros(2, dtype=torch.long), active)
+refined.with_next_router(1, torch.zeros(2, 128, dtype=torch.bfloat16), active)
 create_prefetch(tables, 0, torch.zeros(4, dtype=torch.int32), region=region)
 """
 

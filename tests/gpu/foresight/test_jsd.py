@@ -14,7 +14,7 @@ from hetero_gpu.control import Landed
 from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
 from hetero_scheduler import ExpertKey, Reservation, SlotState
 from hetero_scheduler.predict import Forecast
-from hetero_scheduler.prefetch import Task, Tasks
+from hetero_scheduler.prefetch import Task, Tasks, make_schedule
 from hetero_scheduler.prefetch.jsd import Jsd, accept
 from hetero_scheduler.prefetch.steering import Steering
 from tests.gpu.tables.test_ensure import assert_same, routing, run_layer
@@ -27,7 +27,14 @@ GROUPS = (range(4), range(4, 6))
 class Twins:
     """The device's foresight, and the host's, told the same."""
 
-    def __init__(self, device: torch.device, num_slots: int, *, layer_slots: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        num_slots: int,
+        *,
+        layer_slots: list[int] | None = None,
+        looks_at_next: bool = False,
+    ) -> None:
         self.setting = Setting(device, num_slots, "belady", num_layers=NUM_LAYERS, layer_slots=layer_slots)
         tables, is_shared = self.setting.tables, layer_slots is None
         self.windows = Windows(tables, torch.zeros(1, HORIZON, NUM_LAYERS, NUM_EXPERTS, device=device))
@@ -35,7 +42,9 @@ class Twins:
         self.jsd = JsdPrefetch(
             self.candidates, tables=tables, region=self.setting.region, room=Room(TOP_K, is_shared)
         )
-        self.schedule = Jsd(NUM_LAYERS)
+        self.jsd.looks_at_next = looks_at_next
+        self.schedule = make_schedule("jsd", num_layers=NUM_LAYERS, looks_at_next=looks_at_next)
+        assert isinstance(self.schedule, Jsd)
         self.steering = Steering(
             self.schedule,
             self.setting.twin.eviction,
@@ -148,15 +157,18 @@ def test_the_formula_keeps_what_the_heap_keeps(cases: list[tuple[int, int]], roo
     num_slots=st.sampled_from([4, 9, 20]),
     is_shared=st.booleans(),
     slowness=st.integers(0, 4),
+    looks_at_next=st.booleans(),
     seed=st.integers(0, 999),
 )
 def test_every_decision_is_the_hosts(
-    device: torch.device, num_slots: int, is_shared: bool, slowness: int, seed: int
+    device: torch.device, num_slots: int, is_shared: bool, slowness: int, looks_at_next: bool, seed: int
 ) -> None:
-    """Links of any speed, landings that come late or empty, slots that are scarce; forecasts now and then."""
+    """Links of any speed, landings that come late or empty, slots that are scarce; forecasts now and then,
+    and of the next layer just in time."""
     rng = np.random.default_rng(seed)
     layer_slots = None if is_shared else [3, 3, 4, 3, 3, 4]
-    twins = Twins(device, num_slots if is_shared else 20, layer_slots=layer_slots)
+    num_slots = num_slots if is_shared else 20
+    twins = Twins(device, num_slots, layer_slots=layer_slots, looks_at_next=looks_at_next)
     for step in range(2):
         for layer in range(NUM_LAYERS):
             for _ in range(rng.integers(0, len(twins.waiting) + 1)):
@@ -165,12 +177,15 @@ def test_every_decision_is_the_hosts(
             for group in GROUPS:
                 if layer == group.stop - 1 and (step == 0 or rng.random() < 0.8):
                     twins.renew(layer, group, some_shares(rng, group))
+            if looks_at_next and layer + 1 < NUM_LAYERS and rng.random() < 0.8:
+                following = range(layer + 1, layer + 2)
+                twins.renew(layer, following, some_shares(rng, following))
             twins.ask(layer)
 
 
-def all_absent(device: torch.device, pace: float) -> Twins:
+def all_absent(device: torch.device, pace: float, *, looks_at_next: bool = False) -> Twins:
     """Layer 0 has begun with room for everything; a transfer takes `pace` positions."""
-    twins = Twins(device, 4 * NUM_EXPERTS)
+    twins = Twins(device, 4 * NUM_EXPERTS, looks_at_next=looks_at_next)
     twins.run(0, np.array([[0, 1]]))
     twins.jsd.positions_per_transfer.fill_(pace)
     twins.schedule._positions_per_transfer = pace
@@ -210,6 +225,20 @@ def test_tasks_of_the_next_layer_are_given_up_for_good(device: torch.device) -> 
         twins.run(layer, np.array([[0, 1]]))
         assert twins.ask(layer) == []
     assert bool((twins.candidates.expert == -1).all())
+
+
+def test_tasks_of_the_next_layer_are_asked_for_where_forecasts_come_in_time(device: torch.device) -> None:
+    """As many as the link takes; what is left of them is not mistaken for the next step's."""
+    twins = all_absent(device, pace=2.0, looks_at_next=True)
+    shares = np.zeros((HORIZON, 1, NUM_EXPERTS), np.float32)
+    shares[0, 0, 2:] = 0.25, 0.5, 0.125
+    twins.renew(0, range(1, 2), shares)
+    assert [key for key, *_ in twins.ask(0)] == [NUM_EXPERTS + 3, NUM_EXPERTS + 2, NUM_EXPERTS + 4]
+    twins.renew(0, range(1, 2), np.ones((HORIZON, 1, NUM_EXPERTS), np.float32) / 8)
+    twins.ask(0)
+    for layer in (1, 2):
+        twins.run(layer, np.array([[0, 1]]))
+        assert twins.ask(layer) == []
 
 
 def test_a_transfer_that_took_for_ever_counts_as_one_step(device: torch.device) -> None:

@@ -165,10 +165,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (["prefetch.extra=3"], ["prefetch.extra: 3", "is popularity", "or prefetch.extra: 0"]),
         (
-            ["preset=seqmoe", "execution.mode=graph", "prediction.horizon=layer"],
-            ["prediction.horizon: layer with execution.mode: graph", "write prediction.horizon: step"],
-        ),
-        (
             ["preset=seqmoe", "execution.mode=graph", "routing.policy=cache_prior"],
             ["cache_prior with forecasts and execution.mode: graph", "routing.policy: exact"],
         ),

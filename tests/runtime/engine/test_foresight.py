@@ -12,11 +12,15 @@ import torch
 
 from hetero_gpu import SlabCache
 from hetero_runtime.config import load_config
+from hetero_runtime.config.tree import Horizon
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.expert_file.pack import pack
+from hetero_runtime.foresight.build import followed_in_graph, refined_in_graph
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.planned import decide
+from hetero_runtime.prediction import read_predictor
+from hetero_runtime.prediction.horizons import predictors_of
 from hetero_scheduler.prefetch import SCHEDULES
 from tests.runtime.engine.answers import assert_same_answer
 from tests.runtime.engine.conftest import NUM_TOKENS, PROMPT, MakeAnswer, MakeCheckpoint
@@ -143,6 +147,24 @@ def test_auto_looks_nearer_only_where_it_leads_to_transfers(
     asked = replace(config, prediction=replace(config.prediction, horizon="token"))
     with pytest.raises(ConfigError, match=r"horizon: token is not what .* has learned, which is step"):
         decide(asked)
+
+
+@pytest.mark.parametrize(("horizon", "asks_early"), [("step", None), ("token", False), ("layer", True)])
+def test_a_captured_step_is_told_how_near_to_look(
+    checkpoint: MakeCheckpoint, horizon: Horizon, asks_early: bool | None
+) -> None:
+    """It goes on from the Mamba2 predictors, and refines them itself."""
+    folder = checkpoint("Qwen3Moe")
+    path = write_random_predictor(folder, is_refined=True)
+    settings = {"preset": "seqmoe", "model": {"path": str(folder)}, "prediction": {"horizon": horizon}}
+    eager = decide(load_config(settings | {"device": "cpu"})).config
+    captured = replace(eager, execution=replace(eager.execution, mode="graph"))
+    predictors = predictors_of(read_predictor(path), 2, nearest=horizon)
+    assert len(followed_in_graph(captured, predictors)) == 2
+    assert followed_in_graph(eager, predictors) == []
+    refined = refined_in_graph(captured, predictors)
+    assert refined_in_graph(eager, predictors) is None
+    assert (None if refined is None else refined.asks_early) == asks_early
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.foresight import Room
 from hetero_gpu.predict import DevicePredictor
-from hetero_gpu.tables import DeviceTables, MappedBank
+from hetero_gpu.tables import DeviceTables, MappedBank, ensure
 from hetero_runtime.assembly import Parts
+from hetero_runtime.config.tree import Horizon
 from hetero_runtime.experts.formats import PLAIN
 from hetero_runtime.experts.kernel_format import expert_format
 from hetero_runtime.foresight.build import router_shape
@@ -25,15 +26,17 @@ from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, ReadPrompt
+from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer, ReadPrompt
 from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_scheduler.predict import Forecast, RouterShape
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
+from hetero_scheduler.predict.refined import Refined
+from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.predict.routing import layer_groups
 from tests.architectures import build_checkpoint
 from tests.gpu.control.fake_link import FakeLink
-from tests.runtime.foresight.predictors import random_models, write_random_predictor
+from tests.runtime.foresight.predictors import random_models, random_refinement, write_random_predictor
 from tests.runtime.orchestrator.rig import CacheRig
 from tests.runtime.orchestrator.test_device import greedy, load, on_device
 
@@ -178,6 +181,7 @@ def test_the_device_goes_on_from_what_the_host_has_read(tmp_path: Path) -> None:
 
 
 NUM_LAYERS, NUM_STEPS, NUM_SLOTS = 4, 5, 12
+HORIZONS: tuple[Horizon, ...] = ("step", "token", "layer")
 
 
 class Foreknown:
@@ -211,10 +215,44 @@ class Foreknown:
         return ReadPrompt((), (first,))
 
 
-def decoded(routing: torch.Tensor, link: FakeLink | None, *, killed_at: int | None = None) -> CacheStats:
+class Unaware(Foreknown):
+    """Every expert is as likely as any other."""
+
+    def __init__(self, routing: torch.Tensor, num_experts: int) -> None:
+        super().__init__(routing, num_experts)
+        self._shares = torch.full_like(self._shares, 1 / num_experts)
+
+
+def told(routing: torch.Tensor, nearest: Horizon, tokens: torch.Tensor) -> Nearer:
+    """What tells of `routing`: tokens, each the number of its step, or routers that are asked early."""
+    num_steps = len(routing)
+    chosen = torch.zeros(num_steps, NUM_LAYERS, 8).scatter_(2, routing, 9.0)
+    knows_tokens = nearest == "token"
+    refinement = Refinement(
+        scale=np.ones(NUM_LAYERS, np.float32),
+        embedding=np.eye(num_steps, dtype=np.float32),
+        head=(chosen * knows_tokens).permute(1, 2, 0).numpy(),
+        bias=np.zeros((NUM_LAYERS, 8), np.float32),
+        pool=np.ones((NUM_LAYERS, 2), np.float32),
+    )
+
+    def early(layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        return None if layer + 1 == NUM_LAYERS else chosen[int(tokens[0]), layer + 1][None]
+
+    return Nearer(refinement, tokens, None if knows_tokens else early)
+
+
+def decoded(
+    routing: torch.Tensor,
+    link: FakeLink | None,
+    *,
+    killed_at: int | None = None,
+    nearest: Horizon | None = None,
+) -> CacheStats:
     """Steps over `routing`, with the right sums whatever befalls the link; without one, LRU alone.
 
-    `killed_at`: the step before which the worker dies.
+    `killed_at`: the step before which the worker dies. `nearest`: forecasts say nothing until this horizon,
+    where they say everything (step: they never do); None: they do from the beginning.
     """
     policy = "lru" if link is None else "belady"
     rig = CacheRig(NUM_SLOTS, HostCopier(), num_layers=NUM_LAYERS, policy=policy)
@@ -222,12 +260,13 @@ def decoded(routing: torch.Tensor, link: FakeLink | None, *, killed_at: int | No
     bank = MappedBank(records.data_ptr(), records.shape[1])
     tables = DeviceTables(num_slots=NUM_SLOTS, num_layers=NUM_LAYERS, num_experts=8, max_pairs=2, device=CPU)
     active, prefetch, asker = torch.ones(1, dtype=torch.bool), None, None
+    tokens = torch.zeros(1, dtype=torch.long)
     region = ControlRegion(CPU, ring_size=MOST_OUTSTANDING)
     tables.attach(region)
     if link is not None:
         link.stop_poisoning()
         tables.patience.fill_(FEW_LOOKS)
-        forecasts = Foreknown(routing, 8)
+        forecasts = (Foreknown if nearest is None else Unaware)(routing, 8)
         asker = CapturedForesight(
             forecasts, active=active, tables=tables, region=region, per_layer=3, room=Room(2, is_shared=True)
         )
@@ -241,6 +280,8 @@ def decoded(routing: torch.Tensor, link: FakeLink | None, *, killed_at: int | No
             engine=link.engine,
         )
         asker.take(0, forecasts.before())
+        if nearest in ("token", "layer"):
+            asker.follow(told(routing, nearest, tokens))
     form = expert_format(rig.layout, {"gate_up_proj": PLAIN, "down_proj": PLAIN}, rig.experts[0])
     no_prompts: Any = None
     orchestrator = DeviceOrchestrator(
@@ -257,6 +298,7 @@ def decoded(routing: torch.Tensor, link: FakeLink | None, *, killed_at: int | No
     weights = torch.tensor([[0.75, 0.25]])
     for i, step in enumerate(routing):
         ending: AbstractContextManager[Any] = nullcontext()
+        tokens.fill_(i)
         if prefetch is not None and i == killed_at:
             region.write(Word.STOP, 1)
             prefetch._worker._thread.join()
@@ -288,6 +330,13 @@ def test_forecasts_that_come_true_hit_more_than_lru() -> None:
     assert foreseen.required == lru.required
     assert foreseen.prefetches > 0
     assert foreseen.hit_rate > lru.hit_rate + 0.3
+
+
+def test_what_is_known_nearer_hits_where_forecasts_said_nothing() -> None:
+    routing = some_routing()[:3]
+    hits = {nearest: decoded(routing, FakeLink(), nearest=nearest).hit_rate for nearest in HORIZONS}
+    assert hits["token"] > hits["step"] + 0.3
+    assert hits["layer"] > hits["step"] + 0.2  # one layer ahead there is less time
 
 
 def test_a_worker_that_dies_is_told_of_once_and_done_without() -> None:
@@ -337,3 +386,42 @@ def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
     asker.forget(0)  # before it ever stepped
     asker.begin_decode()
     assert windows.tolist() == [[-1] * NUM_LAYERS, [0] * NUM_LAYERS]
+
+
+def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
+    """Layer by layer over two steps: after the token, after each router, after each early word."""
+    shape, rng = RouterShape(NUM_LAYERS, 8, 2), np.random.default_rng(0)
+    models, refinement = random_models(*shape), random_refinement(NUM_LAYERS, 8)
+    host = Refined(Mamba2Predictor(models, 2), refinement, num_layers=NUM_LAYERS, nearest="layer")
+    tables = DeviceTables(num_slots=NUM_SLOTS, num_layers=NUM_LAYERS, num_experts=8, max_pairs=2, device=CPU)
+    region, active = ControlRegion(CPU, ring_size=MOST_OUTSTANDING), torch.ones(1, dtype=torch.bool)
+    tables.attach(region)
+    asker = CapturedForesight(
+        DevicePredictor(models, active, horizon=2),
+        active=active,
+        tables=tables,
+        region=region,
+        per_layer=3,
+        room=Room(2, is_shared=True),
+    )
+    said_early, tokens = rng.normal(size=(NUM_LAYERS, 8)).astype(np.float32), torch.zeros(1, dtype=torch.long)
+
+    def early(layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        return torch.from_numpy(said_early[layer + 1 :][:1]) if layer + 1 < NUM_LAYERS else None
+
+    asker.follow(Nearer(refinement, tokens, early))
+    for step, token in enumerate((7, 11, 999)):
+        tokens.fill_(token)
+        host.begin_step(step, token)
+        for layer in range(NUM_LAYERS):
+            said = rng.normal(size=8).astype(np.float32)
+            asker.begin_layer(layer, 1)
+            ensure(tables, layer, torch.from_numpy(np.argsort(-said)[None, :2].copy()))
+            asker.hear(torch.from_numpy(said[None]))
+            asker.ask(layer, torch.zeros(1, 4))
+            host.observe(step, layer, said)
+            if layer + 1 < NUM_LAYERS:
+                host.observe_next(step, layer + 1, said_early[layer + 1])
+            if step:
+                expected = np.stack([host._ahead[each] for each in range(NUM_LAYERS)], axis=1)
+                np.testing.assert_allclose(asker._forecasts.probabilities[0].numpy(), expected, atol=1e-4)
