@@ -21,10 +21,8 @@ from hetero_gpu import SlabCache, SlabPool
 from hetero_runtime.calibration import read_calibration
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
-from hetero_runtime.expert_file.of_model import FileFilling, open_expert_file
 from hetero_runtime.experts.base import ExpertStore
-from hetero_runtime.experts.sources import ExpertsModule
-from hetero_runtime.experts.store import BankForm, Progress, fill_store, load_store
+from hetero_runtime.experts.store import Progress
 from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import (
     Listening,
@@ -58,7 +56,7 @@ from hetero_runtime.routing import CopiesAhead, CountsRouting, RoutedSequences, 
 from hetero_runtime.routing.build import make_routing
 from hetero_runtime.speculation import Speculation, checked_sequences, make_speculation
 from hetero_runtime.tiers.elastic import make_governor
-from hetero_runtime.tiers.file_store import open_file_store
+from hetero_runtime.tiers.opening import open_store
 from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
 from hetero_runtime.vision import CompressedSequences, CompressionStats, Compressor
 from hetero_runtime.vision.build import make_compressor
@@ -173,7 +171,7 @@ def assemble(
 
 
 def _assemble(config: ResolvedConfig, progress: Progress | None, store: ExpertStore | None) -> Parts:
-    device = torch.device(config.device)
+    device = torch.device(config.torch_device)
     checkpoint = Checkpoint.open(config.model.path)
     skeleton = build_skeleton(checkpoint, dtype=config.model.dtype, device=device)
     tokenizer = load_tokenizer(checkpoint.path)
@@ -188,7 +186,7 @@ def _assemble(config: ResolvedConfig, progress: Progress | None, store: ExpertSt
     with no_room_for("the weights that are no routed experts", device, fix="take a device with more memory"):
         load_backbone(skeleton, split.backbone, path=checkpoint.path, device=device)
     with ExitStack() as undo:
-        store = store or _open_store(config, checkpoint, split.experts, progress)
+        store = store or open_store(config, checkpoint, modules=split.experts, progress=progress)
         undo.callback(store.close)
         eviction = _make_eviction(config, store, routing)
         is_timed = bool(predictors) or splits_by_cost(config)
@@ -280,30 +278,6 @@ def _choose_mode(
     return parts.orchestrator, sequences
 
 
-def _open_store(
-    config: ResolvedConfig,
-    checkpoint: Checkpoint,
-    modules: Sequence[ExpertsModule],
-    progress: Progress | None,
-) -> ExpertStore:
-    """The routed experts where `memory.backing` says; only those that stay in memory are read now."""
-    if config.memory.backing in ("direct", "mmap"):
-        return open_file_store(config, checkpoint, modules)
-    form: BankForm = "packed" if config.memory.packed else "plain"
-    if config.memory.backing == "swap":
-        form = "swappable"
-    if config.memory.expert_file != "auto":
-        with open_expert_file(config, checkpoint, modules) as file:
-            return fill_store(FileFilling(file), threads=config.cpu.threads, progress=progress, form=form)
-    return load_store(
-        modules,
-        threads=config.cpu.threads,
-        progress=progress,
-        form=form,
-        experts=config.model.experts,
-    )
-
-
 def _make_tiers(
     config: ResolvedConfig,
     store: ExpertStore,
@@ -314,7 +288,7 @@ def _make_tiers(
     undo: ExitStack,
 ) -> Tiers:
     """Slabs, what fills them, and the cache, the pinned prefix in it. `is_timed`: somebody asks the link."""
-    slabs = make_slabs(sum(_layer_slots(config, store)), store, device)
+    slabs = make_slabs(config, store, num_slabs=sum(_layer_slots(config, store)), device=device)
     undo.callback(slabs.close)
     supply = make_supply(config, store, slabs, eviction=eviction)
     undo.callback(supply.close)
@@ -330,7 +304,7 @@ def _make_tiers(
         copier=supply.copier,
         record=supply.record,
     )
-    for layer in range(config.memory.pinned_prefix):
+    for layer in range(num_layers if config.slabs_are_bank else config.memory.pinned_prefix):
         for expert in range(num_experts):
             cache.pin(ExpertKey(layer, expert))
     return Tiers(store, slabs, supply, link, cache, eviction)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hetero_runtime.calibration import locate_calibration, locate_profile
 from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
 from hetero_runtime.config.forecasts import schedules_forecasts
-from hetero_runtime.config.resolution import device_of
-from hetero_runtime.config.tree import Horizon
+from hetero_runtime.config.tree import Horizon, slabs_are_bank
+from hetero_runtime.config.unified import choose_device
 from hetero_runtime.lookahead.locate import locate_lookahead
 from hetero_runtime.plan import MemoryPlan, detect, make_plan, read_geometry
 from hetero_runtime.plan.drafter import read_drafter
@@ -55,7 +55,7 @@ def decide(config: Config) -> Decided:
         horizon = _horizon(config, hardware, predictor.horizons)
         located = replace(config.prediction, path=str(predictor.path), horizon=horizon)
         config = replace(config, prediction=located)
-    lookahead = locate_lookahead(config.prediction, geometry, device=device_of(config, hardware))
+    lookahead = locate_lookahead(config.prediction, geometry, device=choose_device(config, hardware))
     if lookahead is not None:
         geometry = replace(geometry, lookahead=lookahead.geometry)
         config = replace(config, prediction=replace(config.prediction, path=str(lookahead.path)))
@@ -78,17 +78,19 @@ def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -
     decide evictions alone a step ahead says as much, and nearer ones are not measured in a captured step."""
     if config.prediction.horizon != "auto":
         return config.prediction.horizon
-    has_gpu = config.device != "cpu" and hardware.gpu is not None
+    has_link = choose_device(config, hardware) == "cuda"
     reads_disk = config.memory.backing in ("direct", "mmap")
-    is_fetching = (has_gpu or reads_disk) and schedules_forecasts(config.prefetch.schedule)
+    is_fetching = (has_link or reads_disk) and schedules_forecasts(config.prefetch.schedule)
     return learned[-1] if is_fetching and config.execution.mode != "graph" else "step"
 
 
 def three_residencies(config: Config) -> list[Config]:
     """`config` with the fewest slabs that are legal, a quarter of the experts, and all of them; alone, if it
-    says itself how many."""
+    says itself how many, or all are where they were loaded."""
     memory = config.memory
     if memory.slabs != "auto" or memory.residency is not None:
+        return [config]
+    if slabs_are_bank(choose_device(config, detect(config.device)), memory.backing):
         return [config]
     geometry = read_geometry(model_dir(config))
     least = least_slabs(geometry, memory.pool, 0, needs_slabs=config.misses.handler != "cpu")

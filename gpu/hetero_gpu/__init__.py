@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from hetero_gpu.host_memory import Registration
     from hetero_gpu.packed import PackedLayout
     from hetero_gpu.slab_cache import SlabCache
-    from hetero_gpu.slabs import SlabPool
-    from hetero_gpu.transfer import Copier, Fence, HostCopier, Record, Transfer
+    from hetero_gpu.slabs import MappedSlabs, SlabPool
+    from hetero_gpu.transfer import Arrived, Copier, Fence, HostCopier, Record, Transfer
 
 __all__ = [
+    "Arrived",
     "CacheStats",
     "Copier",
     "Fence",
     "HostCopier",
+    "MappedSlabs",
     "Record",
     "SlabCache",
     "SlabPool",
@@ -26,7 +28,12 @@ __all__ = [
     "make_copier",
 ]
 
-_HOME = {"CacheStats": "cache_stats", "SlabCache": "slab_cache", "SlabPool": "slabs"}
+_HOME = {
+    "CacheStats": "cache_stats",
+    "MappedSlabs": "slabs",
+    "SlabCache": "slab_cache",
+    "SlabPool": "slabs",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,13 @@ def copy_directly(source: torch.Tensor, slab: torch.Tensor, stream: torch.cuda.S
         slab.copy_(source, non_blocking=True)
 
 
+def fence_of(device: torch.device) -> torch.cuda.Event:
+    """The point that the compute stream of `device` has reached in submission order."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 class StallClock:
     """Adds up how long the compute stream stood at waits, from pairs of timing events."""
 
@@ -80,9 +87,7 @@ class CudaCopier(Copier[torch.Tensor]):
         return CudaTransfer(done, self._clock)
 
     def fence(self) -> Fence | None:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return fence_of(self._device)
 
     def stall_s(self) -> float:
         return self._clock.collect()

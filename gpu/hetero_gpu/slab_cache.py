@@ -354,7 +354,7 @@ class SlabCache:
         try:
             record = self._record(key)
             transfer = self._copier.submit(
-                record, self._slabs.slab(held.slot), after=self._last_read.pop(held.slot, None)
+                record, self._slabs.landing(held.slot), after=self._last_read.get(held.slot)
             )
         except BaseException:
             self._machine.abort(held.slot, held.tag)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hetero_gpu.mapped import MappedMemory
+
 
 class SlabPool:
     """`num_slabs` equal slabs at one base address.
@@ -42,3 +44,25 @@ class SlabPool:
     def slab(self, slot: int) -> torch.Tensor:
         """Bytes of one slab. uint8 `[record_bytes]`, a view."""
         return self.memory[slot]
+
+    def landing(self, slot: int) -> torch.Tensor:
+        """The same slab as whoever fills it addresses it. uint8 `[record_bytes]`, a view."""
+        return self.slab(slot)
+
+
+class MappedSlabs(SlabPool):
+    """Slabs of mapped memory: the host fills them, the device computes from them, and nothing is copied."""
+
+    def __init__(self, num_slabs: int, record_bytes: int) -> None:
+        """Raises what `MappedMemory` raises."""
+        self._mapped = MappedMemory(num_slabs * record_bytes)
+        memory = self._mapped.device.view(num_slabs, record_bytes)
+        super().__init__(num_slabs, record_bytes, memory.device, memory=memory)
+
+    def landing(self, slot: int) -> torch.Tensor:
+        begin = slot * self.record_bytes
+        return self._mapped.host[begin : begin + self.record_bytes]
+
+    def close(self) -> None:
+        super().close()
+        self._mapped.close()

@@ -84,7 +84,9 @@ class Copier(ABC, Generic[R]):
         self.synchronize()
 
 
-class _Arrived(Transfer):
+class Arrived(Transfer):
+    """A record that is where it belongs."""
+
     def is_done(self) -> bool:
         return True
 
@@ -102,7 +104,7 @@ class HostCopier(Copier[torch.Tensor]):
         began = time.perf_counter()
         slab.copy_(source)
         self._stall_s += time.perf_counter() - began
-        return _Arrived()
+        return Arrived()
 
     def fence(self) -> Fence | None:
         return None

@@ -10,7 +10,6 @@ from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
 
 AVAILABLE: Mapping[str, tuple[Any, ...]] = {
-    "device": ("auto", "cuda", "cpu"),
     "execution.mode": ("auto", "eager", "graph"),
     "execution.compile": (False,),
 }

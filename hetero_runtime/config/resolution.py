@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -11,6 +11,7 @@ from hetero_runtime.config.available import check_available
 from hetero_runtime.config.routing import resolve_routing
 from hetero_runtime.config.tree import (
     Config,
+    Device,
     ExecutionConfig,
     MemoryConfig,
     Mode,
@@ -20,6 +21,7 @@ from hetero_runtime.config.tree import (
     ResolvedMemory,
     ResolvedModel,
 )
+from hetero_runtime.config.unified import check_unified, choose_device
 from hetero_runtime.config.vision import resolve_vision
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.budget import make_budgets
@@ -37,7 +39,8 @@ def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedC
     for what this machine or model cannot do, BudgetError for fewer slabs than are legal.
     """
     check_available(config)
-    device = device_of(config, hardware)
+    device = choose_device(config, hardware)
+    check_unified(config, device)
     cpu = ResolvedCpu(_threads(config, hardware), config.cpu.isa, config.cpu.backend)
     demand = Demand(
         device=device,
@@ -91,19 +94,7 @@ def render(resolved: ResolvedConfig) -> str:
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
 
 
-def device_of(config: Config, hardware: Hardware) -> Literal["cuda", "cpu"]:
-    """Where the model computes. Raises ConfigError for a GPU that is not there."""
-    if config.device == "cpu" or (config.device == "auto" and hardware.gpu is None):
-        return "cpu"
-    if hardware.gpu is None:
-        raise ConfigError(
-            f"device: cuda was asked for, but {hardware.no_gpu_reason or 'there is no GPU'}; "
-            f"write device: cpu, or run `hetero-runtime doctor` to see what is missing"
-        )
-    return "cuda"
-
-
-def _mode(execution: ExecutionConfig, device: Literal["cuda", "cpu"]) -> Mode:
+def _mode(execution: ExecutionConfig, device: Device) -> Mode:
     """`auto` is eager in this version: equal to transformers in every bit. A captured step is many times
     faster, and sums in another order."""
     if execution.mode == "graph" and device == "cpu":
@@ -146,7 +137,7 @@ def _needs_prefix(config: Config, geometry: Geometry) -> bool:
     return config.memory.pinned_prefix == "auto" and acts_on_it
 
 
-def _is_packed(memory: MemoryConfig, device: Literal["cuda", "cpu"], geometry: Geometry) -> bool:
+def _is_packed(memory: MemoryConfig, device: Device, geometry: Geometry) -> bool:
     """`auto` packs wherever it can: a device that decodes, and records that get smaller."""
     if memory.packed is not True:
         if memory.backing != "ram":

@@ -22,6 +22,7 @@ ByteSize = Annotated[int, Ge(0), "bytes, such as 8GiB, 12.5 GB or 8589934592"]
 
 Preset = Literal["auto", "lru", "seqmoe", "psr", "vismmoe"]
 Device = Literal["cuda", "cpu", "unified"]
+TorchDevice = Literal["cuda", "cpu"]
 Mode = Literal["eager", "graph"]
 ExpertsFormat = Literal["checkpoint", "bf16", "fp8", "int8", "int4"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -254,7 +255,9 @@ class Config:
     measure for some seconds which one is fastest here, and say why; elsewhere it is lru."""
     model: ModelConfig = field(default_factory=ModelConfig)
     device: Auto | Device = "auto"
-    """Where the model computes. unified: GPU and CPU share one memory."""
+    """Where the model computes. unified: on a GPU that reads experts where they lie in host memory, each of
+    them once, as on a board whose GPU and CPU share one memory (a GPU with memory of its own can play that,
+    slowly). In eager mode. auto: unified on such a board, cuda on another GPU, else cpu."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
@@ -344,3 +347,18 @@ class ResolvedConfig:
     cpu: ResolvedCpu
     vision: ResolvedVision
     speculation: SpeculationConfig
+
+    @property
+    def torch_device(self) -> TorchDevice:
+        """What torch calls the device."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
+    @property
+    def slabs_are_bank(self) -> bool:
+        """See `slabs_are_bank`."""
+        return slabs_are_bank(self.device, self.memory.backing)
+
+
+def slabs_are_bank(device: Device, backing: Backing) -> bool:
+    """Whether the device computes experts where they were loaded, all of them, and none is ever copied."""
+    return device == "unified" and backing == "ram"

@@ -8,7 +8,7 @@ from pathlib import Path
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.expert_file.reader import ExpertFile
-from hetero_runtime.experts.bank import HostBank
+from hetero_runtime.experts.bank import Bank
 from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.filling import Filling, Plain
 from hetero_runtime.experts.in_parallel import run_all
@@ -42,7 +42,7 @@ class FileFilling(Filling):
         self.table, self.errors, self._file = file.table, file.errors(), file
         self.read_bytes = file.table.num_bytes
 
-    def fill(self, bank: HostBank, *, threads: int, read: Callable[[int], None]) -> None:
+    def fill(self, bank: Bank, *, threads: int, read: Callable[[int], None]) -> None:
         records, record_bytes = bank.bytes.numpy(), self.table.layout.record_bytes
         rows = records.reshape(self.table.num_records, record_bytes)
         run_all(

@@ -1,13 +1,16 @@
 """The records of an expert file, finished or not, with the checksums that lie behind them.
 
 A record is read around the page cache (O_DIRECT), with one request: offsets, sizes and memory are whole
-pages. Where the file system refuses that (tmpfs), it is read through the cache.
+pages. Where the file system refuses that (tmpfs), it is read through the cache. Memory that a driver has
+mapped can be out of a disk's reach: then a record comes by way of a buffer of the thread that reads it.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +24,8 @@ from hetero_runtime.expert_file.header import PACK_AGAIN, WRITTEN, FileMap
 from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.in_parallel import run_all
 from hetero_runtime.experts.record import RECORD_ALIGN
+
+log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Squares = npt.NDArray[np.float64]
@@ -73,6 +78,10 @@ class DirectFile:
         self.descriptor = self.cached = -1
 
 
+class _OutOfReach(CheckpointError):
+    """The kernel cannot read from a disk to this memory."""
+
+
 class StoredRecords:
     """Records by their position in the file. Any number of threads may read."""
 
@@ -84,6 +93,7 @@ class StoredRecords:
         self.squares: Squares = file.read_array(np.float64, 2 * count, at.squares.offset).reshape(count, 2)
         self.checksums: npt.NDArray[np.int64] = file.read_array(np.int64, count, at.checksums.offset)
         self.order: npt.NDArray[np.int32] = file.read_array(np.int32, count, at.order.offset)
+        self._by_way, self._is_in_reach = threading.local(), True
 
     def read(self, position: int, into: Bytes, *, is_checked: bool = True) -> None:
         """Read one record into `into`: uint8 `[record_bytes]` that begins at a page.
@@ -93,12 +103,29 @@ class StoredRecords:
         """
         assert into.nbytes == self.record_bytes, f"{into.nbytes} bytes for a record of {self.record_bytes}"
         assert into.ctypes.data % RECORD_ALIGN == 0, "direct reads go to whole pages"
+        if self._is_in_reach:
+            try:
+                self._fill(position, into)
+            except _OutOfReach:
+                log.warning(
+                    "%s: memory of the device is out of the disk's reach: copied there", self._file.path
+                )
+                self._is_in_reach = False
+        if not self._is_in_reach:
+            buffer = self._buffer()
+            self._fill(position, buffer)
+            np.copyto(into, buffer)
+        if is_checked:
+            self.check(position, into)
+
+    def _fill(self, position: int, into: Bytes) -> None:
         offset, done = self._records.offset + position * self.record_bytes, 0
         while done < self.record_bytes:
             try:
                 num_read = os.preadv(self._file.descriptor, [into.data[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(
+                kind = _OutOfReach if error.errno == errno.EFAULT else CheckpointError
+                raise kind(
                     f"{self._file.path}: reading record {position} at byte {offset} failed: "
                     f"{error.strerror}; check the disk, or {PACK_AGAIN}"
                 ) from error
@@ -108,8 +135,13 @@ class StoredRecords:
                     f"truncated since it was opened; {PACK_AGAIN}"
                 )
             done += num_read
-        if is_checked:
-            self.check(position, into)
+
+    def _buffer(self) -> Bytes:
+        """This thread's own record; it goes with the thread."""
+        if not hasattr(self._by_way, "record"):
+            self._by_way.record = page_aligned(1, self.record_bytes)[0]
+        record: Bytes = self._by_way.record
+        return record
 
     def check(self, position: int, record: Bytes) -> None:
         """Raise CheckpointError when `record` is not what was written at `position`."""

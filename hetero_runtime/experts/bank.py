@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from hetero_gpu.host_memory import Registration
 
 HUGE_PAGE_BYTES = 2 << 20
+
+
+class Bank(Protocol):
+    """What loading fills."""
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """All of it, uint8 `[num_bytes]`, without a copy."""
 
 
 class HostBank:

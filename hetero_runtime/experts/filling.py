@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hetero_runtime.experts.bank import HostBank
+from hetero_runtime.experts.bank import Bank
 from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.extent_reader import ExtentReader, PathChoice, ReadPath, read_extent
 from hetero_runtime.experts.in_parallel import run_all
@@ -40,7 +40,7 @@ class Filling(ABC):
     errors: list[float] | None = None
 
     @abstractmethod
-    def fill(self, bank: HostBank, *, threads: int, read: Callable[[int], None]) -> None:
+    def fill(self, bank: Bank, *, threads: int, read: Callable[[int], None]) -> None:
         """Write every record where its row is. `read` is called with bytes more that are read.
 
         Raises CheckpointError.
@@ -59,7 +59,7 @@ class CheckpointFilling(Filling):
         self._extents = group_reads(plan.reads())
         self.read_bytes = sum(extent.num_bytes for extent in self._extents)
 
-    def fill(self, bank: HostBank, *, threads: int, read: Callable[[int], None]) -> None:
+    def fill(self, bank: Bank, *, threads: int, read: Callable[[int], None]) -> None:
         choice = PathChoice.among(len(self._extents), threads=threads, fixed=self._read_path)
         reader = ExtentReader(bank.bytes, scratch_bytes=longest_of(self._extents))
         try:
@@ -84,7 +84,7 @@ class QuantizedFilling(Filling):
         self.table, self._plan, self._quantizer = quantizer.table, plan, quantizer
         self.read_bytes = plan.table.num_bytes
 
-    def fill(self, bank: HostBank, *, threads: int, read: Callable[[int], None]) -> None:
+    def fill(self, bank: Bank, *, threads: int, read: Callable[[int], None]) -> None:
         workers = WORKERS_A_THREAD * threads
         records = bank.bytes.numpy().reshape(self.table.num_records, -1)
         squares = np.zeros((self.table.num_records, 2))

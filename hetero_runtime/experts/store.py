@@ -21,6 +21,7 @@ from hetero_runtime.experts.bank import HostBank
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.extent_reader import ReadPath
 from hetero_runtime.experts.filling import Filling, make_filling
+from hetero_runtime.experts.mapped_bank import MappedBank
 from hetero_runtime.experts.packing import pack_bank, packing_of
 from hetero_runtime.experts.quantize import make_quantizer
 from hetero_runtime.experts.sources import ExpertsModule, plan_experts
@@ -39,9 +40,10 @@ REGISTER_BYTES = 1 << 30
 """About how much is registered with CUDA in one call; rounded to whole records."""
 
 
-BankForm = Literal["plain", "packed", "swappable"]
+BankForm = Literal["plain", "packed", "swappable", "mapped"]
 """plain: as slabs have records. packed: see `packing`. swappable: plain, in small pages, and read one record
-at a time, so that the system can swap out what is not read."""
+at a time, so that the system can swap out what is not read. mapped: plain, and slabs at the same time: the
+device computes from them."""
 
 
 class Progress(Protocol):
@@ -57,7 +59,7 @@ class BankStore(ExpertStore):
     def __init__(
         self,
         table: RecordTable,
-        bank: HostBank,
+        bank: HostBank | MappedBank,
         *,
         source: RecordSource | None = None,
         packing: PackedLayout | None = None,
@@ -79,6 +81,12 @@ class BankStore(ExpertStore):
     def records(self) -> torch.Tensor:
         """All records in the order of their keys, uint8 `[bank_bytes]`: a view of the bank."""
         return self._bank.bytes
+
+    @property
+    def records_on_device(self) -> torch.Tensor:
+        """A mapped bank as the device reads it: uint8 `[num_records, record_bytes]`, a view."""
+        assert isinstance(self._bank, MappedBank), "the device reads only a mapped bank where it lies"
+        return self._bank.device_bytes.view(self.table.num_records, -1)
 
     def record(self, key: ExpertKey) -> torch.Tensor:
         """One expert as the bank has it: uint8 `[stored_bytes]`, a view."""
@@ -128,9 +136,10 @@ def fill_store(
     """A store whose bank `filling` fills; otherwise as `load_store`."""
     table = filling.table
     packing = packing_of(table.layout) if form == "packed" else None
-    bank = HostBank(table.num_bytes, has_huge_pages=form != "swappable")
+    bank = _make_bank(table, form)
     source = None
     if form == "swappable":
+        assert isinstance(bank, HostBank), "a mapped bank is never swapped out"
         source = PagedRecords(BankPages(bank), table.layout.record_bytes, table.row)
     work = _Work(progress, filling.read_bytes, bank.num_bytes if packing is not None else 0)
     try:
@@ -145,8 +154,15 @@ def fill_store(
     return store
 
 
-def _is_packed(bank: HostBank, packing: PackedLayout, *, threads: int, work: _Work) -> bool:
+def _make_bank(table: RecordTable, form: BankForm) -> HostBank | MappedBank:
+    if form == "mapped":
+        return MappedBank(table.num_bytes)
+    return HostBank(table.num_bytes, has_huge_pages=form != "swappable")
+
+
+def _is_packed(bank: HostBank | MappedBank, packing: PackedLayout, *, threads: int, work: _Work) -> bool:
     """Pack the bank, or say why it stays plain."""
+    assert isinstance(bank, HostBank), "what a device computes from is never packed"
     fix = "free memory, or write memory.packed: false"
     with no_room_for("packing the experts", torch.device("cpu"), fix=fix):
         if pack_bank(bank, packing, threads=threads, progress=work.packed):

@@ -66,8 +66,8 @@ def _lookahead_predictors(config: ResolvedConfig, count: int) -> list[LookaheadM
     from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
 
     weights, description = read_lookahead(config.prediction.path)
-    dtype = torch.bfloat16 if config.device == "cuda" else torch.float32
-    first = LookaheadMlp(weights.to(config.device, dtype), description.shape)
+    dtype = torch.bfloat16 if config.torch_device == "cuda" else torch.float32
+    first = LookaheadMlp(weights.to(config.torch_device, dtype), description.shape)
     return [first, *(first.another() for _ in range(count - 1))]
 
 

@@ -62,7 +62,7 @@ def check_in_place(config: ResolvedConfig, routed: Routed, sources: Sequence[Exp
     if config.misses.handler == "load":
         return
     if config.cpu.backend == "torch":
-        if config.device == "cuda" and expert_mlp(routed.modules[0]).post_norm is not None:
+        if config.device != "cpu" and expert_mlp(routed.modules[0]).post_norm is not None:
             raise ConfigError(
                 f"misses.handler: {config.misses.handler} cannot be: these experts have a norm of their own, "
                 "which lies on the GPU; write misses.handler: load"
@@ -106,7 +106,7 @@ def make_in_place(
     except BaseException:
         experts.close()
         raise
-    stopwatch: Stopwatch[OnDevice] = stopwatch_for(torch.device(config.device))
+    stopwatch: Stopwatch[OnDevice] = stopwatch_for(torch.device(config.torch_device))
     return InPlaceMisses(experts, policy, cache=cache, eviction=eviction, stopwatch=stopwatch)
 
 
@@ -178,7 +178,7 @@ def _policy(
     first = ExpertKey(0, 0)
     copy_s = None if link is None else link.copy_s(first)
     assert link is not None and copy_s is not None, "a split by cost needs the cost of the link"
-    device = torch.device(config.device)
+    device = torch.device(config.torch_device)
     record = store.plain_record(first).to(device)
     sample = Sample(
         hidden=routed.hidden,

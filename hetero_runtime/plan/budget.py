@@ -69,18 +69,29 @@ class Budgets:
         return min(self.limit(tier) - self.used(rows, tier, phase) for tier in tiers for phase in PHASES)
 
 
+def is_one_memory(device: Device, hardware: Hardware) -> bool:
+    """Whether the device's bytes lie in host memory."""
+    return device != "cuda" or (hardware.gpu is not None and hardware.gpu.is_integrated)
+
+
 def make_budgets(memory: MemoryConfig, hardware: Hardware, device: Device) -> Budgets:
     """What `memory.gpu` and `memory.host` allow on this machine, never more than it has now.
+
+    Where one memory is both, free memory is counted once, as the kernel counts it: what a GPU's driver calls
+    free there leaves out what the page cache would give back. A GPU that plays unified memory holds the rest
+    of the model, so its own memory limits it too.
 
     `auto` leaves a reserve of 5 % (0.25 to 2 GiB) for what no plan foresees: allocator fragmentation,
     library workspaces, the rest of the machine.
     """
     host = _allowed(memory.host, hardware.ram_available_bytes, hardware.ram_total_bytes)
-    if device == "cuda":
-        assert hardware.gpu is not None, "device cuda is resolved only where there is a GPU"
-        gpu = _allowed(memory.gpu, hardware.gpu.free_bytes, hardware.gpu.total_bytes)
-        return Budgets(gpu, host, is_shared=False)
-    return Budgets(host if memory.gpu == "auto" else min(memory.gpu, host), host, is_shared=True)
+    is_shared = is_one_memory(device, hardware)
+    own = host
+    if device != "cpu" and hardware.gpu is not None and not hardware.gpu.is_integrated:
+        own = _allowed(memory.gpu, hardware.gpu.free_bytes, hardware.gpu.total_bytes)
+    elif memory.gpu != "auto":
+        own = memory.gpu
+    return Budgets(min(own, host) if is_shared else own, host, is_shared)
 
 
 def _allowed(setting: int | Literal["auto"], available: int, total: int) -> int:

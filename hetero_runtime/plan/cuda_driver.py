@@ -12,6 +12,10 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 _NAME_BYTES = 256
+_MAPS_HOST_MEMORY, _INTEGRATED, _MAJOR, _MINOR = 19, 18, 75, 76
+"""CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+_INTEGRATED_CAPABILITIES = ((8, 7), (11, 0))
+"""Of Jetson Orin and Thor, which no GPU with memory of its own has."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class Gpu:
     name: str
     total_bytes: int
     free_bytes: int
+    is_integrated: bool = False
+    """Its memory is the host's own."""
+    maps_host_memory: bool = True
+    """Kernels can read host memory where it lies."""
 
 
 def load_driver() -> Any | None:
@@ -56,7 +64,28 @@ def first_gpu(driver: Any) -> Gpu | str:
             return problem
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)
-    return Gpu(name.value.decode(errors="replace"), total.value or size.value, free.value)
+    attributes = _attributes(driver, device)
+    if isinstance(attributes, str):
+        return attributes
+    return Gpu(
+        name.value.decode(errors="replace"),
+        total.value or size.value,
+        free.value,
+        is_integrated=bool(attributes[_INTEGRATED])
+        or (attributes[_MAJOR], attributes[_MINOR]) in _INTEGRATED_CAPABILITIES,
+        maps_host_memory=bool(attributes[_MAPS_HOST_MEMORY]),
+    )
+
+
+def _attributes(driver: Any, device: ctypes.c_int) -> dict[int, int] | str:
+    """Attributes by number, or the reason why there are none."""
+    values = {number: ctypes.c_int() for number in (_MAPS_HOST_MEMORY, _INTEGRATED, _MAJOR, _MINOR)}
+    steps = tuple(
+        ("cuDeviceGetAttribute", (ctypes.byref(value), number, device)) for number, value in values.items()
+    )
+    if problem := _run(driver, steps):
+        return problem
+    return {number: value.value for number, value in values.items()}
 
 
 def _run(driver: Any, steps: tuple[tuple[str, tuple[Any, ...]], ...]) -> str | None:

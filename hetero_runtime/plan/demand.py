@@ -20,6 +20,7 @@ from hetero_runtime.config.tree import (
     MissHandler,
     Mode,
     ResolvedConfig,
+    slabs_are_bank,
 )
 from hetero_runtime.experts.encodings import WORKERS_A_THREAD
 from hetero_runtime.experts.reads import EXTENT_BYTES
@@ -108,6 +109,11 @@ class Demand:
     """Threads that compute experts, where misses are not all loaded."""
 
     @property
+    def slabs_are_bank(self) -> bool:
+        """See `config.tree.slabs_are_bank`."""
+        return slabs_are_bank(self.device, self.backing)
+
+    @property
     def needs_slabs(self) -> bool:
         """Whether a layer's experts must come to the device to be computed."""
         return self.misses != "cpu"
@@ -147,7 +153,7 @@ def drafted_tokens(config: Config | ResolvedConfig) -> int:
 
 
 def fixed_rows(geometry: Geometry, demand: Demand) -> list[Row]:
-    """Every row of the plan but the slabs'. On device cpu both tiers are host memory."""
+    """Every row of the plan but the slabs'. On device cpu and unified both tiers are host memory."""
     itemsize = ITEMSIZE[demand.dtype]
     device = [
         Row.constant("backbone", "device", geometry.backbone.num_bytes(itemsize), demand.dtype),
@@ -258,11 +264,14 @@ def _lookahead_row(geometry: Geometry, demand: Demand) -> Row:
 
 
 def _bank_row(geometry: Geometry, demand: Demand) -> Row:
-    """A packed bank is loaded plain, then packed in place. Experts below host memory take none of it."""
+    """A packed bank is loaded plain, then packed in place. Experts below host memory take none of it, nor do
+    those that are counted as slabs."""
     if demand.backing != "ram":
         name = "swapped experts" if demand.backing == "swap" else "expert file"
         note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
         return Row.constant(name, "disk", geometry.bank_bytes, note)
+    if demand.slabs_are_bank:
+        return Row.constant("host bank", "host", 0)
     kept = geometry.num_routed_experts * stored_record_bytes(geometry, is_packed=demand.is_packed)
     note = f"{geometry.num_routed_experts} experts, {geometry.expert_dtype}"
     note += ", packed once they are loaded" if demand.is_packed else ""

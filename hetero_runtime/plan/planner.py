@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetero_runtime.config.tree import ResolvedConfig
 from hetero_runtime.errors import BudgetError
-from hetero_runtime.plan.budget import NO_LIMIT, Budgets
+from hetero_runtime.plan.budget import NO_LIMIT, Budgets, is_one_memory
 from hetero_runtime.plan.demand import Demand, Phase, Row, Tier, fixed_rows, stored_record_bytes
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
@@ -49,10 +49,13 @@ def make_plan(geometry: Geometry, config: ResolvedConfig, hardware: Hardware) ->
     budgets = Budgets(
         config.memory.gpu,
         config.memory.host,
-        is_shared=config.device == "cpu",
+        is_shared=is_one_memory(config.device, hardware),
         disk=hardware.swap_free_bytes if is_swapped else NO_LIMIT,
     )
-    rows = (*fixed_rows(geometry, Demand.of(config)), slab_row(geometry, config.memory.slabs))
+    rows = (
+        *fixed_rows(geometry, Demand.of(config)),
+        slab_row(geometry, config.memory.slabs, are_bank=config.slabs_are_bank),
+    )
     if budgets.shortages(rows):
         raise BudgetError(explain(geometry, config, hardware, budgets=budgets, rows=rows))
     return MemoryPlan(geometry, config, hardware, rows, budgets)

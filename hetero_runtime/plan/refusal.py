@@ -45,6 +45,9 @@ def explain(
     if changes:
         return f"the plan does not fit. {lines} What fits: {'; or '.join(changes)}."
     lacking = " and ".join(f"{format_size(s.missing)} more {_memory(s.tier, config)}" for s in worst)
+    if _fits_on_a_disk(geometry, config, budgets):
+        disk = "memory.backing=direct, with experts on an SSD (`hetero-runtime pack` writes them once)"
+        return f"the plan does not fit. {lines} What fits: {disk}; as it is, it takes {lacking}."
     return f"the plan does not fit. {lines} No setting makes it fit on this machine: it takes {lacking}."
 
 
@@ -59,6 +62,8 @@ def _by_tier(shortages: Sequence[Shortage], budgets: Budgets) -> list[list[Short
 def _memory(tier: Tier, config: ResolvedConfig) -> str:
     if tier == "disk":
         return "free swap (swapon)"
+    if config.device == "unified":
+        return "memory"
     return "GPU memory" if tier == "device" and config.device == "cuda" else "host RAM"
 
 
@@ -85,6 +90,15 @@ def _smaller_settings(geometry: Geometry, config: ResolvedConfig, budgets: Budge
         value = _largest_that_fits(geometry, config, budgets, field=field, lowest=lowest)
         if value is not None:
             yield f"{key}={value}{also}"
+
+
+def _fits_on_a_disk(geometry: Geometry, config: ResolvedConfig, budgets: Budgets) -> bool:
+    """Whether `memory.backing: direct` may be, and is enough."""
+    if config.memory.backing != "ram" or config.misses.handler != "load" or config.execution.mode == "graph":
+        return False
+    host_slabs = geometry.top_k if config.device == "cuda" else 0
+    demand = replace(Demand.of(config), backing="direct", is_packed=False, host_slabs=host_slabs)
+    return _fits(geometry, config, budgets, demand)
 
 
 def _largest_that_fits(

@@ -22,17 +22,17 @@ def render_plan(plan: MemoryPlan) -> RenderableType:
     for phase in PHASES:
         table.add_column(phase, justify="right")
     table.add_column("")
-    for tier in TIERS:
-        if tier != "disk" or any(row.tier == tier for row in plan.rows):
-            _add_tier(table, plan, tier)
+    for tier in _tiers(plan):
+        _add_tier(table, plan, tier)
     return Group(Text(_model_line(plan)), Text(_machine_line(plan)), table, *_notes(plan))
 
 
 def _add_tier(table: Table, plan: MemoryPlan, tier: Tier) -> None:
     table.add_section()
     table.add_row(f"[bold]{_tier_title(plan, tier)}[/]")
-    for row in plan.rows:
-        if row.tier == tier:
+    is_whole = tier == "host" and plan.config.device == "unified"
+    for row in plan.budgets.counted(plan.rows, tier) if is_whole else plan.rows:
+        if is_whole or row.tier == tier:
             table.add_row(f"  {row.name}", *_cells(row), f"[dim]{row.note}[/]")
     used = [format_size(plan.used_bytes(tier, phase)) for phase in PHASES]
     limit = plan.budgets.limit(tier)
@@ -78,11 +78,19 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
+def _tiers(plan: MemoryPlan) -> list[Tier]:
+    """Those with a table of their own. Unified memory has one, of everything."""
+    shown = [tier for tier in TIERS if tier != "disk" or any(row.tier == tier for row in plan.rows)]
+    return [tier for tier in shown if tier != "device" or plan.config.device != "unified"]
+
+
 def _tier_title(plan: MemoryPlan, tier: Tier) -> str:
     if tier == "device":
-        return "device: cpu" if plan.budgets.is_shared else f"device ({plan.config.device})"
+        return "device: cpu" if plan.config.device == "cpu" else f"device ({plan.config.device})"
     if tier == "disk":
         return "swap" if plan.config.memory.backing == "swap" else "disk"
+    if plan.config.device == "unified":
+        return "unified memory"
     return "host + device" if plan.budgets.is_shared else "host"
 
 
@@ -105,8 +113,14 @@ def _machine_line(plan: MemoryPlan) -> str:
     if hardware.gpu is None:
         return f"{ram}; no GPU: {hardware.no_gpu_reason}" if hardware.no_gpu_reason else ram
     gpu = hardware.gpu
+    if gpu.is_integrated:
+        return f"{gpu.name}, in the host's memory; {ram}"
     return f"{gpu.name}: {format_size(gpu.free_bytes)} of {format_size(gpu.total_bytes)} free; {ram}"
 
 
 def _notes(plan: MemoryPlan) -> list[Text]:
-    return [Text(f"note: {note}", style="dim") for note in plan.geometry.notes]
+    notes = list(plan.geometry.notes)
+    gpu = plan.hardware.gpu
+    if plan.config.device == "unified" and gpu is not None and not gpu.is_integrated:
+        notes.append(f"{gpu.name} has memory of its own: every read of an expert crosses the link, each time")
+    return [Text(f"note: {note}", style="dim") for note in notes]

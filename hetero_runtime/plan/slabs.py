@@ -28,6 +28,8 @@ def least_slabs(geometry: Geometry, pool: Pool, pinned_prefix: int, *, needs_sla
 
 def least_of(geometry: Geometry, pool: Pool, demand: Demand) -> int:
     """The smallest legal number under `demand`."""
+    if demand.slabs_are_bank:
+        return most_slabs(geometry, demand.pinned_prefix)
     return least_slabs(geometry, pool, demand.pinned_prefix, needs_slabs=demand.needs_slabs)
 
 
@@ -45,6 +47,8 @@ def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budge
     numbers. Raises BudgetError for a number below the legal one, ConfigError for one that cannot be.
     """
     most = most_slabs(geometry, demand.pinned_prefix)
+    if demand.slabs_are_bank:
+        return _all_of_bank(memory, most)
     if memory.residency is not None:
         return _from_residency(memory.residency, memory.pool, geometry, demand)
     if memory.slabs == "all":
@@ -58,7 +62,7 @@ def choose_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budge
 def choose_host_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, budgets: Budgets) -> int:
     """The number of host slabs that `memory.host_slabs` means; 0 where the device's slabs, or the bank, are
     in host memory already. Raises ConfigError for a number that cannot be."""
-    has_any = demand.backing != "ram" and demand.device != "cpu"
+    has_any = demand.backing != "ram" and demand.device == "cuda"
     least, most = (geometry.top_k, geometry.num_routed_experts) if has_any else (0, 0)
     if memory.host_slabs != "auto":
         if least <= memory.host_slabs <= most:
@@ -74,10 +78,22 @@ def choose_host_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, 
     return min(max(least, room), most)
 
 
-def slab_row(geometry: Geometry, slabs: int) -> Row:
-    """The slabs' row of the plan."""
+def slab_row(geometry: Geometry, slabs: int, *, are_bank: bool = False) -> Row:
+    """The slabs' row of the plan. `are_bank`: it is also that of the bank."""
     note = f"{slabs} × {format_size(geometry.record_bytes)}"
+    note += ", where they were loaded: nothing is copied" if are_bank else ""
     return Row.constant("slabs", "device", slabs * geometry.record_bytes, note)
+
+
+def _all_of_bank(memory: MemoryConfig, most: int) -> int:
+    """Raises ConfigError for any other number: a slab less would free nothing."""
+    if memory.residency in (None, 1.0) and memory.slabs in ("auto", "all", most):
+        return most
+    said = f"slabs: {memory.slabs}" if memory.residency is None else f"residency: {memory.residency}"
+    raise ConfigError(
+        f"memory.{said} with device: unified and memory.backing: ram: the GPU computes experts where they "
+        f"were loaded, so all {most} are there; leave it out, or write memory.backing: direct"
+    )
 
 
 def _from_residency(residency: float, pool: Pool, geometry: Geometry, demand: Demand) -> int:

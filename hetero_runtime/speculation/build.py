@@ -69,7 +69,7 @@ def _make_drafter(config: ResolvedConfig, tokenizer: Any, model: Any) -> Drafter
     from hetero_runtime.speculation.autoregressive import AutoregressiveDrafter
 
     assert asked.model is not None, "speculation.model is checked with the configuration"
-    device = torch.device(config.device)
+    device = torch.device(config.torch_device)
     drafter = load_drafter(asked.model, tokenizer, dtype=config.model.dtype, device=device)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     return AutoregressiveDrafter(drafter, vocab_size=vocab_size, device=device)
@@ -82,7 +82,7 @@ def _make_block_drafter(config: ResolvedConfig, model: Any) -> Drafter:
 
     folder = drafter_folder(config.speculation, config.model.path)
     assert folder is not None, "a block drafter has a folder"
-    device, text = torch.device(config.device), model.config.get_text_config(decoder=True)
+    device, text = torch.device(config.torch_device), model.config.get_text_config(decoder=True)
     with no_room_for("the drafter", device, fix="take speculation.drafter: prompt_lookup"):
         network = read_network(folder, dtype=DTYPES[config.model.dtype], device=device)
     check_target(network.shape, folder, config.model.path, text=text)

@@ -31,9 +31,9 @@ class ElasticTier:
 def make_governor(
     config: ResolvedConfig, supply: Supply, slabs: SlabPool, cache: SlabCache, *, top_k: int
 ) -> Governor | None:
-    """The governor of the slabs of host memory that are read from a disk; None where there are none, and
-    where the system itself decides what stays in memory."""
-    if config.memory.backing != "direct":
+    """The governor of the slabs of host memory that are read from a disk; None where there are none,
+    where the system itself decides what stays in memory, and where slabs are locked for a GPU to read."""
+    if config.memory.backing != "direct" or config.device == "unified":
         return None
     if supply.host is not None:
         slabs, cache = supply.host.slabs, supply.host.cache

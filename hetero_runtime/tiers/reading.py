@@ -8,9 +8,10 @@ A disk shares its rate among reads, and each one ahead may be in vain: so reads 
 for another, a few at a time, and a layer that then asks waits for little besides its own.
 
 A read that nobody waits for any more is taken off while it waits for a thread; one under way is read to its
-end, and only then does the next into the same slab begin: a slab never gets bytes from two reads at once. A
-read that fails is tried again; when it keeps failing, whoever waits for it gets a RequestError, and the
-threads go on with the next.
+end, and only then does the next into the same slab begin: a slab never gets bytes from two reads at once.
+Where a device computes from the slabs themselves, a read also waits, on its thread, until the device has read
+what the slab held. A read that fails is tried again; when it keeps failing, whoever waits for it gets a
+RequestError, and the threads go on with the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -59,12 +60,19 @@ class _State(Enum):
 
 
 class RecordRead(Transfer):
-    """One read. `before`: the last one into the same slab, over before this one begins."""
+    """One read. `before`: the last one into the same slab, over before this one begins. `after`: what the
+    device must have passed by then."""
 
     def __init__(
-        self, owner: ReadingCopier, record: StoredRecord, slab: torch.Tensor, *, before: RecordRead | None
+        self,
+        owner: ReadingCopier,
+        record: StoredRecord,
+        slab: torch.Tensor,
+        *,
+        before: RecordRead | None,
+        after: SlabFence | None,
     ) -> None:
-        self.record, self.slab, self.before = record, slab, before
+        self.record, self.slab, self.before, self.after = record, slab, before, after
         self.state, self.is_awaited = _State.WAITING, False
         self.error: Exception | None = None
         self.sequels: list[Callable[[], None]] = []
@@ -86,13 +94,23 @@ class RecordRead(Transfer):
         self._owner.take_off(self)
 
 
+class SlabFence(Protocol):
+    """A point in what a device was told to do with slabs of host memory."""
+
+    def synchronize(self) -> None:
+        """Block until the device has passed it."""
+
+
 class ReadingCopier(Copier[StoredRecord]):
-    """See the module docstring. `num_threads`: reads at once. Slabs are host memory."""
+    """See the module docstring. `num_threads`: reads at once. Slabs are host memory; `fence`: makes the point
+    that a device has reached which computes from them; None where the host does, and is through."""
 
     overlaps, is_spare = True, False
 
-    def __init__(self, source: RecordSource, *, num_threads: int) -> None:
-        self._source = source
+    def __init__(
+        self, source: RecordSource, *, num_threads: int, fence: Callable[[], SlabFence] | None = None
+    ) -> None:
+        self._source, self._fence = source, fence
         self._guard = threading.Condition()
         self._awaited: deque[RecordRead] = deque()
         self._ahead: deque[RecordRead] = deque()
@@ -110,22 +128,22 @@ class ReadingCopier(Copier[StoredRecord]):
             thread.start()
 
     def submit(self, source: StoredRecord, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
-        assert after is None, "computation on host memory leaves nothing behind to wait for"
-        return self.read(source, slab)
+        assert after is None or self._fence is not None, "the host is through with what it computed"
+        return self.read(source, slab, after=cast(SlabFence | None, after))
 
-    def read(self, record: StoredRecord, slab: torch.Tensor) -> RecordRead:
+    def read(self, record: StoredRecord, slab: torch.Tensor, *, after: SlabFence | None = None) -> RecordRead:
         """`submit`, for who wants to know when it is over."""
         assert not self._closing.is_set(), f"a read of {record.key} after the end"
         with self._guard:
             before = self._last_into.get(slab.data_ptr())
-            read = RecordRead(self, record, slab, before=before)
+            read = RecordRead(self, record, slab, before=before, after=after)
             self._last_into[slab.data_ptr()] = read
             self._ahead.append(read)
             self._guard.notify_all()
         return read
 
     def fence(self) -> Fence | None:
-        return None
+        return None if self._fence is None else self._fence()
 
     def stall_s(self) -> float:
         return self._stall_s
@@ -243,6 +261,8 @@ class ReadingCopier(Copier[StoredRecord]):
         """Read, again if need be. Returns what was wrong at last."""
         for pause_s in (*RETRY_PAUSES_S, None):
             try:
+                if read.after is not None:
+                    read.after.synchronize()
                 self._source.read(read.record.key, read.slab.numpy())
                 return None
             except (OSError, CheckpointError) as error:

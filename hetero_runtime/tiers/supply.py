@@ -1,30 +1,34 @@
 """What fills the slabs that computation reads, for each place where experts live.
 
-    backing    device cpu                          a device with memory of its own
-    ram        bank ─copy─► slab                   bank ─link─► slab
-    others     source ─read─► slab                 source ─read─► host slab ─link─► slab
+    backing    device cpu            unified                a device with memory of its own
+    ram        bank ─copy─► slab     slabs are the bank     bank ─link─► slab
+    others     source ─read─► slab   source ─read─► slab    source ─read─► host slab ─link─► slab
 
-On device cpu a slab is host memory already, so nothing lies there twice. Host slabs are not registered with
-CUDA, which would lock them: copies go through a small pinned ring, and slabs can be given back.
+On device cpu a slab is host memory already, and on unified memory it is both, so nothing lies there twice.
+Host slabs are not registered with CUDA, which would lock them: copies go through a small pinned ring, and
+slabs can be given back. Mapped ones, of unified memory, cannot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from hetero_gpu import Copier, Record, SlabCache, SlabPool, make_copier
+from hetero_gpu import Copier, MappedSlabs, Record, SlabCache, SlabPool, make_copier
+from hetero_gpu.cuda_transfer import fence_of
 from hetero_gpu.host_memory import Registration
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.store import BankStore
-from hetero_runtime.foresight.link import Link, measure_link
+from hetero_runtime.foresight.link import Link, SteadyLink, measure_link
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.tiers.base import StoredRecord
 from hetero_runtime.tiers.host_slabs import HostSlabs
+from hetero_runtime.tiers.in_the_bank import LyingCopier, LyingRecord
 from hetero_runtime.tiers.reading import ReadingCopier, ReadStats
 from hetero_runtime.tiers.two_hops import TwoHopCopier
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
@@ -66,11 +70,18 @@ class Supply:
             self.host.slabs.close()
 
 
-def make_slabs(num_slabs: int, store: ExpertStore, device: torch.device) -> SlabPool:
-    """The slabs of `device`. Raises DeviceError when it has no room for them."""
+def make_slabs(
+    config: ResolvedConfig, store: ExpertStore, *, num_slabs: int, device: torch.device
+) -> SlabPool:
+    """What computation on `device` reads experts from. Raises DeviceError when it has no room for them."""
     record_bytes = store.layout.record_bytes
+    if config.slabs_are_bank:
+        assert isinstance(store, BankStore), "what is not read lies in a bank"
+        return SlabPool(num_slabs, record_bytes, device, memory=store.records_on_device)
     what = f"{num_slabs} slabs of {record_bytes / 1e6:.1f} MB ({num_slabs * record_bytes / 1e9:.2f} GB)"
     with no_room_for(what, device, fix=_NO_ROOM_FIX):
+        if config.device == "unified":
+            return MappedSlabs(num_slabs, record_bytes)
         if store.source is not None and device.type == "cpu":
             return HostSlabs(num_slabs, record_bytes)
         return SlabPool(num_slabs, record_bytes, device)
@@ -82,10 +93,12 @@ def make_supply(
     """What fills `slabs` from `store`. `eviction` also says what leaves host slabs, if there are any."""
     if store.source is None:
         assert isinstance(store, BankStore), "what is not read lies in a bank"
-        return _from_bank(store, slabs)
-    reads = ReadingCopier(store.source, num_threads=NUM_READERS)
+        return _in_bank(store, slabs) if config.slabs_are_bank else _from_bank(store, slabs)
+    device = slabs.memory.device
+    fence = partial(fence_of, device) if device.type == "cuda" and config.device == "unified" else None
+    reads = ReadingCopier(store.source, num_threads=NUM_READERS, fence=fence)
     try:
-        if slabs.memory.device.type == "cpu":
+        if config.device != "cuda":
             return Supply(reads, _stored(store), lambda: reads, reads)
         return _over_host(config, store, slabs, eviction=eviction, reads=reads)
     except BaseException:
@@ -101,6 +114,11 @@ def _from_bank(store: BankStore, slabs: SlabPool) -> Supply:
         )
     first = ExpertKey(0, 0)
     return Supply(copier, store.record, lambda: measure_link(copier, store.record(first), slabs.slab(0)))
+
+
+def _in_bank(store: BankStore, slabs: SlabPool) -> Supply:
+    link = SteadyLink(overlaps=False, seconds=0.0)
+    return Supply(LyingCopier(slabs), lambda key: LyingRecord(store.table.row(key)), lambda: link)
 
 
 def _over_host(

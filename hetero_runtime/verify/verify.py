@@ -85,7 +85,7 @@ def _check_reference_fits(planned: Planned) -> None:
     expert_elements = 3 * geometry.hidden_size * geometry.moe_intermediate_size
     needed = geometry.num_routed_experts * expert_elements * itemsize
     needed += sum(g.num_bytes(itemsize) for g in (geometry.backbone, geometry.shared, geometry.vision))
-    allowed = memory.budgets.limit("host" if config.device == "cpu" else "device")
+    allowed = memory.budgets.limit("device" if config.device == "cuda" else "host")
     if needed > allowed:
         raise BudgetError(
             f"verify compares with the model all resident, which takes {needed / 1e9:.1f} GB on "
@@ -106,7 +106,7 @@ def _listen_to_engine(config: ResolvedConfig, ids: list[list[int]], max_tokens: 
 
 
 def _listen_to_reference(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> _Side:
-    device = torch.device(config.device)
+    device = torch.device(config.torch_device)
     model = load_reference(config.model.path, dtype=config.model.dtype, device=device)
     return _listen(model, ids, max_tokens, device, lambda _: nullcontext())
 

@@ -330,3 +330,13 @@ def test_a_shrinking_pool_keeps_what_is_held() -> None:
     assert len(rig.cache.shrink(3, least=0)) == 2
     assert rig.cache.lookup(ExpertKey(0, 0)) is Lookup.HIT
     rig.cache.check()
+
+
+def test_a_copy_that_was_given_up_leaves_its_fence_to_the_next() -> None:
+    rig = Rig(1)
+    rig.execute(*keys(0, 0))  # the device may still read the slab: fence 2, after the one of the start
+    assert rig.cache.prefetch(ExpertKey(1, 0))
+    rig.cache.begin_layer(1, frozenset(keys(1, 1)))  # the prefetch is dropped on its way
+    assert rig.cache.load(ExpertKey(1, 1))
+    assert rig.copier.starts_after == [1, 2, 2]
+    rig.cache.check()

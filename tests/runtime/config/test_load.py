@@ -102,7 +102,6 @@ def test_a_wrong_tree_is_one_message(source: dict[str, object], parts: list[str]
 @pytest.mark.parametrize(
     ("path", "value", "works"),
     [
-        ("device", "unified", "auto, cuda, cpu"),
         ("execution.compile", "true", "false"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,31 @@ def test_each_record_is_one_aligned_read(packed: Path, monkeypatch: pytest.Monke
         file.read(ExpertKey(1, 5), into)
     assert [size for _, size in reads] == [record_bytes]
     assert all(offset % RECORD_ALIGN == 0 for offset, _ in reads)
+
+
+def test_memory_out_of_a_disks_reach_is_filled_by_way_of_a_buffer(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    preadv, num_refused = os.preadv, 0
+    with ExpertFile.open(packed) as file:
+        expected = records_of(file)
+        mapped = page_aligned(file.table.num_records, file.table.layout.record_bytes)
+
+        def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            nonlocal num_refused
+            if np.shares_memory(np.frombuffer(buffers[0], np.uint8), mapped):
+                num_refused += 1
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            return preadv(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", read)
+        for row, into in enumerate(mapped):
+            file.read(file.table.key(row), into)
+        assert np.array_equal(mapped, expected)
+    assert num_refused == 1, "what was learned is not asked again"
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "memory of the device is out of the disk's reach: copied there"
+    ]
 
 
 def test_where_direct_reads_are_refused_it_is_read_all_the_same(packed: Path) -> None:

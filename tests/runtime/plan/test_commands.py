@@ -61,7 +61,7 @@ def test_config_prints_what_loads_again(model: Path, tmp_path: Path) -> None:
     [
         (["--set", "memory.slab=4"], "did you mean memory.slabs?"),
         (["--set", "device=cpu", "--set", "memory.host=1MiB"], "does not fit"),
-        (["--set", "device=unified"], "is not in this version"),
+        (["--set", "execution.compile=true"], "is not in this version"),
     ],
 )
 def test_an_error_is_one_message_and_exit_code_2(model: Path, words: list[str], part: str) -> None:

@@ -14,6 +14,7 @@ from hetero_runtime.plan.cuda_driver import first_gpu
 from hetero_runtime.plan.hardware import has_cuda_build
 
 MIB = 1 << 20
+INTEGRATED, MAPS_HOST_MEMORY, MAJOR, MINOR = 18, 19, 75, 76
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:
@@ -101,10 +102,11 @@ def test_detect_counts_the_limit_in(tmp_path: Path) -> None:
 
 
 class _Driver:
-    """Answers as the CUDA driver does; `refuses` is the function that fails."""
+    """Answers as the CUDA driver does; `refuses` is the function that fails. `attributes`: of the device, by
+    the driver's number; others are 0."""
 
-    def __init__(self, refuses: str = "") -> None:
-        self.refuses = refuses
+    def __init__(self, refuses: str = "", attributes: dict[int, int] | None = None) -> None:
+        self.refuses, self.attributes = refuses, attributes or {MAPS_HOST_MEMORY: 1, MAJOR: 9}
         self.num_contexts = 0
 
     def __getattr__(self, function: str) -> Any:
@@ -122,6 +124,9 @@ class _Driver:
         elif function == "cuMemGetInfo_v2":
             ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_size_t))[0] = 90 * MIB
             ctypes.cast(arguments[1], ctypes.POINTER(ctypes.c_size_t))[0] = 100 * MIB
+        elif function == "cuDeviceGetAttribute":
+            target = ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_int))
+            target[0] = self.attributes.get(arguments[1], 0)
         elif function == "cuDevicePrimaryCtxRetain":
             self.num_contexts += 1
         elif function == "cuDevicePrimaryCtxRelease_v2":
@@ -134,7 +139,23 @@ def test_gpu_facts_come_from_the_driver() -> None:
     assert driver.num_contexts == 0
 
 
-@pytest.mark.parametrize("function", ["cuInit", "cuDeviceGet", "cuMemGetInfo_v2"])
+@pytest.mark.parametrize(
+    ("attributes", "is_integrated"),
+    [
+        ({INTEGRATED: 1, MAJOR: 12, MINOR: 1}, True),
+        ({MAJOR: 8, MINOR: 7}, True),
+        ({MAJOR: 11}, True),
+        ({MAJOR: 8, MINOR: 6}, False),
+    ],
+    ids=["says so", "Orin", "Thor", "a graphics card"],
+)
+def test_boards_whose_memory_is_the_hosts(attributes: dict[int, int], is_integrated: bool) -> None:
+    gpu = first_gpu(_Driver(attributes=attributes))
+    assert isinstance(gpu, Gpu)
+    assert (gpu.is_integrated, gpu.maps_host_memory) == (is_integrated, False)
+
+
+@pytest.mark.parametrize("function", ["cuInit", "cuDeviceGet", "cuMemGetInfo_v2", "cuDeviceGetAttribute"])
 def test_a_driver_that_refuses_is_a_reason(function: str) -> None:
     driver = _Driver(refuses=function)
     assert first_gpu(driver) == f"the CUDA driver refused {function} with error 100"

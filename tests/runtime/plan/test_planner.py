@@ -118,6 +118,35 @@ def test_experts_below_host_memory_take_none_of_it(small: Geometry, backing: str
     assert to_json(plan)["backing"] == backing
 
 
+def test_unified_memory_is_one_and_holds_experts_once(qwen3_30b: Geometry) -> None:
+    gpu = Gpu("a board", 64 * GIB, 20 * GIB, is_integrated=True)
+    plan = _plan(qwen3_30b, replace(_box(ram=64 * GIB), gpu=gpu), {"execution": {"max_rows": 1}})
+    rows = {row.name: row for row in plan.rows}
+    assert "host bank" not in rows
+    assert "unpacking" not in rows
+    assert rows["slabs"].decode == plan.bank_bytes == qwen3_30b.bank_bytes
+    assert plan.used_bytes("host", "decode") == sum(row.decode for row in plan.rows)
+    table = _table(plan)
+    assert "unified memory" in table
+    assert "nothing is copied" in table
+    assert table.count("in all") == 1
+    assert "a board, in the host's memory; 64.0 GiB of 64.0 GiB RAM free" in table
+    small_board = replace(_box(ram=32 * GIB), gpu=gpu)
+    told = _refusal(qwen3_30b, small_board)
+    assert re.search(r"host, \w+: needs .*too much \(slabs 54\.0 GiB", told)
+    assert "What fits: memory.backing=direct, with experts on an SSD" in told
+    assert "memory.slabs" not in told
+    from_disk = _plan(qwen3_30b, small_board, {"memory": {"backing": "direct"}})
+    assert {row.name for row in from_disk.rows} >= {"slabs", "expert file"}
+    assert "host slabs" not in {row.name for row in from_disk.rows}
+    assert "is there already" in _table(from_disk)
+
+
+def test_a_graphics_card_that_plays_a_board_is_told_what_it_costs(small: Geometry) -> None:
+    table = _table(_plan(small, _box(), {"device": "unified"}))
+    assert "every read of an expert crosses the link" in table
+
+
 def test_three_tiers_with_a_gpu(qwen3_30b: Geometry) -> None:
     box = _box(ram=32 * GIB)
     assert "host, load: needs" in _refusal(qwen3_30b, box)  # all 54 GiB in host memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -191,3 +192,49 @@ def test_closing_takes_off_what_waits(disk: FakeDisk) -> None:
     assert first.is_over()
     assert second.is_over()
     assert engine_threads() == []
+
+
+class FakeFence:
+    """A device that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_awaited, self._passed = threading.Event(), threading.Event()
+
+    def synchronize(self) -> None:
+        self.is_awaited.set()
+        assert self._passed.wait(10)
+
+    def pass_(self) -> None:
+        self._passed.set()
+
+
+def test_a_slab_that_the_device_still_reads_is_written_later(disk: FakeDisk) -> None:
+    fence = FakeFence()
+    copier = ReadingCopier(disk, num_threads=2, fence=lambda: fence)
+    memory = slabs(2)
+    assert copier.fence() is fence
+    held = copier.submit(record(0, 1), memory[0], after=copier.fence())
+    free = copier.submit(record(0, 2), memory[1], after=None)
+    free.wait()
+    assert fence.is_awaited.wait(10)
+    assert not memory[0].any()
+    assert not held.is_done()
+    fence.pass_()
+    held.wait()
+    assert_holds(memory[0], 0, 1)
+    copier.close()
+
+
+def test_a_device_that_fails_fails_who_waits_and_no_thread(disk: FakeDisk) -> None:
+    class Broken:
+        def synchronize(self) -> None:
+            raise RuntimeError("the device is lost")
+
+    copier = ReadingCopier(disk, num_threads=1, fence=Broken)
+    memory = slabs(2)
+    lost = copier.submit(record(0, 1), memory[0], after=copier.fence())
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        lost.wait()
+    copier.submit(record(0, 2), memory[1], after=None).wait()
+    assert_holds(memory[1], 0, 2)
+    copier.close()
