@@ -8,18 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero_runtime.calibration import write_calibration
 from hetero_runtime.config import Config, load_config
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.frontier import draw_frontier, render_points
 from hetero_runtime.evaluation.frontier.base import Point
 from hetero_runtime.evaluation.frontier.contenders import Grid
 from hetero_runtime.evaluation.frontier.timing import engine_config, time_points
-from hetero_runtime.plan import read_geometry
 from hetero_runtime.planned import plan_for
-from hetero_runtime.prediction import RouterFingerprint
-from hetero_scheduler.routing import Shape, uncalibrated
 from tests.architectures import build_checkpoint
+from tests.runtime.calibration.calibrations import write_random_calibration
 from tests.runtime.evaluation.test_frontier import point
 
 FAMILIES = ("exact", "exact_a", "cache_prior_2", "psr", "speculative_experts")
@@ -35,12 +32,7 @@ def points() -> list[Point]:
 def config(tmp_path: Path) -> Config:
     """A tiny model with a calibration beside it."""
     folder = build_checkpoint("Qwen3Moe", tmp_path / "tiny")
-    write_calibration(
-        tmp_path / "tiny.calibration.safetensors",
-        uncalibrated(Shape(3, 16, 4)),
-        fingerprint=RouterFingerprint.of_model(read_geometry(folder)),
-        notes={},
-    )
+    write_random_calibration(folder)
     return load_config(
         {"model": {"path": str(folder)}, "device": "cpu", "preset": "seqmoe", "execution": {"max_length": 64}}
     )
