@@ -18,9 +18,10 @@ from bench.vl.comparison import Outcome, Reader, compare, load_reader
 from bench.vl.held_out import MODEL, HeldOut, ask_rows
 from hetero_scheduler.compression import TokenSelector, make_selector
 
+DEVICE = "cpu"
 _KEEP = 0.5
 _DEPTHS = (1, 2, 4, 6)
-_DEPTH = 2
+_DEPTH = 4
 """Where the other knobs are turned: the depth of `bench.vl_accuracy`."""
 _SALIENT_RATIOS = (0.1, 0.4)
 _AFFINITIES = (0.5, 8.0)

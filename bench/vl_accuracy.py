@@ -21,6 +21,8 @@ from bench.vl.held_out import MODEL, ask_rows
 from bench.vl_working_set import CASES, KEEP_RATIOS, Case
 from hetero_scheduler.compression import TokenSelector, make_selector
 
+DEVICE = "cpu"
+
 
 def selector_of(case: Case) -> TokenSelector | None:
     """As the engine's, with its defaults; None where all tokens are kept."""
@@ -56,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.vl_accuracy")
     parser.add_argument("model", type=Path, nargs="?", default=MODEL)
     parser.add_argument("--num", type=int, default=800, help="pictures, up to ten questions each")
-    parser.add_argument("--prefix", type=int, default=2, help="MoE layers before the cut")
+    parser.add_argument("--prefix", type=int, default=4, help="MoE layers before the cut")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -1,13 +1,15 @@
 """What fewer image tokens do to the experts that a prompt needs (VisMMOE, Fig. 1, 3 and 4).
 
-For each method of `vision.method` and each keep ratio an engine with a pinned prefix and plain LRU reads the
-same (image, question) pairs, one prompt each: experts activated a layer, how concentrated and how foreseeable
-routing is, and what the slab cache hits behind the prefix.
+For each method of `vision.method` and each keep ratio an engine with a pinned prefix reads the same (image,
+question) pairs, one prompt each: experts activated a layer, how concentrated and how foreseeable routing is,
+and what the slab cache hits behind the prefix. It keeps what is used most (LFU): a prompt asks every layer
+for more than its share of slabs, in the same order each time, and LRU then has nothing left of the last one.
 
-    python -m bench.vl_working_set MODEL --pairs package.module:function --num 64
+    python -m bench.vl_working_set --num 60
+    python -m bench.vl_working_set MODEL --pairs package.module:function
 
-`function(num)` gives that many (PIL image, question) pairs, such as `bench.vl.held_out:pairs`. Counts, no
-times: any machine gives the same.
+Without MODEL the small vision-language model and held-out questions; `function(num)` gives that many (PIL
+image, question) pairs. Counts, no times: any machine gives the same, up to rounding.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from PIL import Image
 
 from bench.harness import RESULTS, ResultFile, Row
 from bench.visual_routing import Floats, LayerRouting, RoutingListener
+from bench.vl.held_out import MODEL
 from hetero_runtime import Engine
 from hetero_scheduler.compression import METHODS
 from hetero_scheduler.trace import load_entropies
 
+DEVICE = "cpu"
 Pair = tuple[Image.Image, str]
 KEEP_RATIOS = (0.7, 0.5)
+_PAIRS = "bench.vl.held_out:pairs"
 
 
 class Case(NamedTuple):
@@ -112,6 +117,7 @@ def _settings(case: Case, *, prefix: int, residency: float, device: str) -> dict
     return {
         "device": device,
         "memory": {"residency": residency, "pinned_prefix": prefix},
+        "eviction": {"policy": "lfu"},
         "prediction": {"predictor": "none"},
         "prefetch": {"schedule": "none"},
         "execution": {"max_rows": 1},
@@ -185,10 +191,10 @@ def load_pairs(name: str, number: int) -> list[Pair]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.vl_working_set")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--pairs", required=True, help="package.module:function, called with --num")
-    parser.add_argument("--num", type=int, default=64, help="prompts")
-    parser.add_argument("--prefix", type=int, default=2, help="MoE layers before the cut, all resident")
+    parser.add_argument("model", type=Path, nargs="?", default=MODEL)
+    parser.add_argument("--pairs", default=_PAIRS, help="package.module:function, called with --num")
+    parser.add_argument("--num", type=int, default=60, help="prompts")
+    parser.add_argument("--prefix", type=int, default=4, help="MoE layers before the cut, all resident")
     parser.add_argument("--residency", type=float, default=0.25, help="of the routed experts behind them")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -210,7 +216,7 @@ def main() -> None:
     from bench.vl_working_set_figure import draw
 
     about = (
-        f"{arguments.model.name}, {len(pairs)} prompts, {arguments.prefix} layers pinned, LRU at "
+        f"{arguments.model.name}, {len(pairs)} prompts, {arguments.prefix} layers pinned, LFU at "
         f"{arguments.residency:.0%}"
     )
     ResultFile.write("vl_working_set", rows_of(sets, about=about), folder=arguments.out)

@@ -1,4 +1,4 @@
-"""The same forward with fewer visual tokens behind a prefix: what the engine does with one prompt, for many.
+"""The same forward with fewer visual tokens behind a prefix: many prompts at once, each as in the engine.
 
 Pictures have equally many tokens and lose equally many, so a batch stays a batch. What tokens of a picture
 see, and what their routers choose, no question changes: one choice of tokens serves a row of questions.

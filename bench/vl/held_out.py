@@ -73,10 +73,13 @@ def ask_each(kind: Kind, number: int, *, split: Split = "seeds") -> list[Asked]:
 
 
 def pairs(number: int) -> list[tuple[Image.Image, str]]:
-    """`number` (image, question) pairs, the measured kinds in turn: `--pairs bench.vl.held_out:pairs`."""
-    of_kinds = [iter(ask_each(kind, -(-number // len(MEASURED)))) for kind in MEASURED]
-    in_turn = [next(of_kinds[place % len(MEASURED)]) for place in range(number)]
-    return [(each.image, each.question.text) for each in in_turn]
+    """`number` (image, question) pairs, each of another picture, the measured kinds in turn."""
+    found: list[Asked] = []
+    indices = count()
+    while len(found) < number:
+        asked = _asked("seeds", next(indices), MEASURED[len(found) % len(MEASURED)])
+        found += [] if asked is None else [asked]
+    return [(each.image, each.question.text) for each in found]
 
 
 def _asked(split: Split, index: int, kind: Kind) -> Asked | None:
