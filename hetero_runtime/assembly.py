@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hetero_gpu import SlabCache, SlabPool
-from hetero_runtime.calibration import read_calibration
+from hetero_runtime.calibration.profile import profiled_popularity
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.experts.base import ExpertStore
@@ -60,7 +59,7 @@ from hetero_runtime.tiers.opening import open_store
 from hetero_runtime.tiers.supply import Supply, make_slabs, make_supply
 from hetero_runtime.vision import CompressedSequences, CompressionStats, Compressor
 from hetero_runtime.vision.build import make_compressor
-from hetero_scheduler import EvictionPolicy, ExpertKey, Popularity, SlotMachine
+from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 from hetero_scheduler.predict import Predictor
 
 if TYPE_CHECKING:
@@ -332,16 +331,17 @@ def _make_orchestrator(
     is_prefetching = foresight is not None and foresight.is_prefetching
     if routing is not None and config.prefetch.schedule == "bounded":
         ahead, is_prefetching = CopiesAhead(tiers.cache, routing, in_flight=config.prefetch.in_flight), True
+    fetches_popular = _follows_popularity(config, foresight, is_prefetching=is_prefetching)
+    num_layers, num_experts = tiers.eviction.score.shape
+    popularity = profiled_popularity(
+        config.prefetch, num_layers=num_layers, num_experts=num_experts, top_k=top_k
+    )
     orchestrator = EagerOrchestrator(
         tiers.cache,
         mlps=[expert_mlp(module) for module in skeleton.experts.values()],
         materialize=partial(tiers.store.materialize, dtype=skeleton.dtype),
         eviction=tiers.eviction,
-        prompts=(
-            PromptAhead(tiers.cache, _popularity(config, tiers.store, top_k=top_k), top_k=top_k)
-            if _follows_popularity(config, foresight, is_prefetching=is_prefetching)
-            else None
-        ),
+        prompts=PromptAhead(tiers.cache, popularity, top_k=top_k) if fetches_popular else None,
         ahead=ahead,
         governor=make_governor(config, tiers.supply, tiers.slabs, tiers.cache, top_k=top_k),
         in_place=in_place,
@@ -353,14 +353,6 @@ def _follows_popularity(config: ResolvedConfig, foresight: Foresight | None, *, 
     """Whether prompts fetch popular experts ahead: unless it is foreseen which ones they need."""
     is_foreseen = foresight is not None and foresight.orders_prompts
     return config.prefetch.schedule == "popularity" or (is_prefetching and not is_foreseen)
-
-
-def _popularity(config: ResolvedConfig, store: ExpertStore, *, top_k: int) -> Popularity:
-    """Of experts in prompts: profiled where a calibration is at hand, and counted from then on."""
-    if config.prefetch.popularity == "none":
-        return Popularity(store.num_layers, store.num_experts)
-    uses = read_calibration(Path(config.prefetch.popularity)).calibration.uses
-    return Popularity.profiled(uses, top_k=top_k)
 
 
 def _make_eviction(config: ResolvedConfig, store: ExpertStore, routing: Routing | None) -> EvictionPolicy:

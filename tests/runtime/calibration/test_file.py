@@ -15,6 +15,7 @@ from hetero_runtime.calibration import (
     read_calibration,
     write_calibration,
 )
+from hetero_runtime.calibration.profile import profiled_popularity
 from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan import read_geometry
@@ -100,3 +101,15 @@ def test_a_profile_is_taken_where_there_is_one_of_this_model(
     assert "without a profile" in caplog.text and "another model" in caplog.text
     with pytest.raises(CheckpointError, match="another model"):
         locate_profile(named, geometry)
+
+
+def test_counts_begin_with_the_profile(path: Path) -> None:
+    named = PrefetchConfig(popularity=str(path))
+    popularity = profiled_popularity(named, num_layers=3, num_experts=8, top_k=2)
+    uses = random_calibration(3, 8).uses
+    np.testing.assert_allclose(
+        popularity.counts / popularity.counts.sum(axis=1, keepdims=True),
+        uses / uses.sum(axis=1, keepdims=True),
+    )
+    nothing = profiled_popularity(replace(named, popularity="none"), num_layers=3, num_experts=8, top_k=2)
+    assert not nothing.counts.any()

@@ -1,0 +1,20 @@
+"""How often prompts use each expert, as a calibration's text says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetero_runtime.calibration.file import read_calibration
+from hetero_runtime.config.tree import PrefetchConfig
+from hetero_scheduler import Popularity
+
+
+def profiled_popularity(
+    config: PrefetchConfig, *, num_layers: int, num_experts: int, top_k: int
+) -> Popularity:
+    """Counts that begin with the profile that `config` names, or with nothing where it names none; what auto
+    means, `locate_profile` has decided. Raises CheckpointError for a file that does not read."""
+    if config.popularity == "none":
+        return Popularity(num_layers, num_experts)
+    uses = read_calibration(Path(config.popularity)).calibration.uses
+    return Popularity.profiled(uses, top_k=top_k)
