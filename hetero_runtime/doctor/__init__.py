@@ -4,6 +4,7 @@
     link    pinned, pageable, zero-copy GB/s         cores    cores, SMT, NUMA, CPU quota
     dram    GB/s that the CPU reads                  limits   memory, memlock, huge pages, swap
     disk    direct reads of the model's folder       experts  what would compute them on the CPU
+    jetson  board, power mode, clocks, zram
 
 Each check is a file of its own, imported when it runs.
 """
@@ -31,7 +32,8 @@ def _check_of(module: str) -> Check:
 
 
 CHECKS: Mapping[str, Check] = {
-    name: _check_of(name) for name in ("gpu", "link", "dram", "disk", "isa", "cores", "experts", "limits")
+    name: _check_of(name)
+    for name in ("gpu", "jetson", "link", "dram", "disk", "isa", "cores", "experts", "limits")
 }
 """Every check by name, in the order of the report."""
 

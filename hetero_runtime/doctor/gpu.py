@@ -57,7 +57,7 @@ def _memory(name: str, index: int, *, is_unified: bool) -> Finding:
         f"room for {num_experts(free)} slabs of {EXPERT_BYTES / 1e6:.1f} MB, before backbone and KV cache"
     )
     if is_unified:
-        meaning += "; this memory is the host's own, shared with the experts' bank"
+        meaning += "; this memory is the host's own: device: auto is unified, and plans go by host memory"
     is_taken = free < total / 2
     if is_taken:
         meaning += f"; other processes hold {(total - free) / GIB:.1f} GiB of {total / GIB:.1f}"

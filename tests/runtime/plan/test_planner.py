@@ -27,10 +27,12 @@ from hetero_runtime.plan import (
 )
 from hetero_runtime.plan.budget import Budgets
 from hetero_runtime.plan.demand import Demand, fixed_rows
+from hetero_runtime.plan.quantized import quantized
 from hetero_runtime.plan.slabs import fit_slabs, least_slabs, most_slabs, slab_row
 from tests.sparse_checkpoint import QWEN3_30B, write_qwen3
 
 GIB, MIB = 2**30, 2**20
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")
@@ -366,3 +368,16 @@ def test_no_slab_is_needed_where_the_cpu_computes_what_misses(small: Geometry) -
     assert plan.residency == 0.0
     with pytest.raises(BudgetError, match=r"too few: the smallest legal number is 2"):
         _resolved(small, _box(), {"memory": {"slabs": 0}, "misses": {"handler": "hybrid"}})
+
+
+@pytest.mark.parametrize(("gib", "is_whole"), [(32, False), (64, True)])
+def test_presets_of_boards_fit_them(qwen3_30b: Geometry, gib: int, is_whole: bool) -> None:
+    """2 GiB of a board are the firmware's, 3 GiB its system's."""
+    ram, gpu = (gib - 2) * GIB, Gpu("Orin", (gib - 2) * GIB, 0, is_integrated=True)
+    board = Hardware(ram, ram - 3 * GIB, 8, 8, gpu=gpu)
+    config = load_config(CONFIGS / f"jetson_orin_{gib}gb.yaml")
+    geometry = quantized(qwen3_30b, config.model.experts)
+    plan = make_plan(geometry, resolve(config, board, geometry), board)
+    assert plan.config.slabs_are_bank == is_whole
+    assert (plan.residency == 1.0) == is_whole
+    assert plan.residency > 0.5
