@@ -20,6 +20,8 @@ from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint
+from hetero_scheduler.routing import Shape
+from hetero_scheduler.routing.calibration import uncalibrated
 from tests.runtime.calibration.calibrations import random_calibration, write_random_calibration
 from tests.sparse_checkpoint import write_qwen3
 
@@ -113,3 +115,9 @@ def test_counts_begin_with_the_profile(path: Path) -> None:
     )
     nothing = profiled_popularity(replace(named, popularity="none"), num_layers=3, num_experts=8, top_k=2)
     assert not nothing.counts.any()
+
+
+def test_a_calibration_that_saw_no_text_is_no_profile(path: Path) -> None:
+    write_calibration(path, uncalibrated(Shape(3, 8, 2)), fingerprint=MODEL, notes={})
+    with pytest.raises(CheckpointError, match=r"layer 0 of the profile has no uses; calibrate with"):
+        profiled_popularity(PrefetchConfig(popularity=str(path)), num_layers=3, num_experts=8, top_k=2)
