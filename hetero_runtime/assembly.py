@@ -83,6 +83,8 @@ class EagerParts(NamedTuple):
     """For each row one that the captured step can take over from."""
     refined: Refined | None = None
     """Who makes their forecasts anew, in the captured step too."""
+    in_place: InPlaceMisses | None = None
+    """Who computes misses on the CPU; None where all are loaded."""
 
 
 class Tiers(NamedTuple):
@@ -208,6 +210,7 @@ def _assemble(config: ResolvedConfig, progress: Progress | None, store: ExpertSt
                 dtype=skeleton.dtype,
                 predictors=followed_in_graph(config, predictors),
                 refined=refined_in_graph(config, predictors),
+                in_place=in_place,
             ),
             foresight=driven.foresight,
             routing=routing,

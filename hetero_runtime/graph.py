@@ -31,6 +31,7 @@ from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer
+from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
     Asker,
@@ -103,6 +104,7 @@ def capture(
     if prefetch_extra is not None:
         asker = _asker(parts, tables, region, active=active, num_wanted=top_k + prefetch_extra)
     prefetch = None if asker is None else _prefetch(parts, asker, bank, tables, region)
+    in_place = None if parts.in_place is None else _in_place(parts, tables, region, top_k=top_k)
     orchestrator = DeviceOrchestrator(
         _for_prompts(parts, form, top_k, max_tokens=min(places.max_length, GROUPED_TOKENS)),
         cache=parts.cache,
@@ -112,6 +114,7 @@ def capture(
         experts=DecodeExperts(form, top_k, max_tokens=rows, dtype=parts.dtype, device=device),
         active=active,
         prefetch=prefetch,
+        in_place=in_place,
     )
     try:
         attach(parts.experts, orchestrator.run_layer)
@@ -290,6 +293,20 @@ def _prefetch(
         )
     except OSError as error:  # no CUDA runtime for the worker to call
         raise NotCapturableError(f"experts cannot be prefetched: {error}") from error
+
+
+def _in_place(
+    parts: EagerParts, tables: DeviceTables, region: ControlRegion, *, top_k: int
+) -> CapturedInPlace:
+    assert parts.in_place is not None, "nothing is computed in place"
+    return CapturedInPlace(
+        parts.in_place.experts,
+        parts.in_place.policy,
+        tables=tables,
+        region=region,
+        hidden=parts.model.config.get_text_config(decoder=True).hidden_size,
+        top_k=top_k,
+    )
 
 
 def _bank(parts: EagerParts) -> BankStore:

@@ -77,8 +77,8 @@ class InPlaceMisses:
         eviction: EvictionPolicy,
         stopwatch: Stopwatch[OnDevice],
     ) -> None:
-        self.policy = policy
-        self._experts, self._cache, self._eviction = experts, cache, eviction
+        self.experts, self.policy = experts, policy
+        self._cache, self._eviction = cache, eviction
         self._stopwatch = stopwatch
         self._on_device: OnDevice | None = None
         self._running: _Running | None = None
@@ -86,7 +86,7 @@ class InPlaceMisses:
 
     def beside_torch(self) -> AbstractContextManager[None]:
         """Around a pass: this thread's torch leaves their cores to the workers."""
-        return beside_workers(self._experts.num_workers)
+        return beside_workers(self.experts.num_workers)
 
     def begin(self, needed: list[ExpertKey], total: LayerSum) -> Sequence[int]:
         """Choose and start. `needed`: the layer's experts, ascending. Returns the positions of those that are
@@ -112,7 +112,7 @@ class InPlaceMisses:
             return
         running, self._running = self._running, None
         began = time.perf_counter()
-        done = self._experts.wait()
+        done = self.experts.wait()
         total.add_rows(running.rows, done.total)
         self._stats += InPlaceStats(len(running.tokens), done.seconds)
         self.policy.observe_in_place(running.tokens, done.seconds)
@@ -125,7 +125,7 @@ class InPlaceMisses:
         running, self._running = self._running, None
         if running is not None:
             try:
-                self._experts.wait()
+                self.experts.wait()
             except Exception as error:
                 log.warning("computing experts on the CPU failed in a pass that was given up: %s", error)
 
@@ -135,7 +135,7 @@ class InPlaceMisses:
 
     def close(self) -> None:
         """End the workers."""
-        self._experts.close()
+        self.experts.close()
 
     def _choose(self, layer: int, misses: list[int], hit_tokens: list[int], total: LayerSum) -> set[int]:
         """Those of `misses`, positions of the layer's experts, that the CPU has begun to compute."""
@@ -165,6 +165,6 @@ class InPlaceMisses:
     def _start(self, layer: int, chosen: Integers, total: LayerSum, weights: Floats) -> None:
         began = time.perf_counter()
         part = part_of(total.dispatch, chosen, layer=layer, hidden=total.hidden, weights=weights)
-        self._experts.submit(part.work)
+        self.experts.submit(part.work)
         now = time.perf_counter()
         self._running = _Running(part.rows, np.diff(part.work.bounds).tolist(), now, now - began)

@@ -6,7 +6,8 @@
               ensure(top_k_index)   hits, evictions, miss list          one thread block
               gather()              misses: mapped host memory → slabs  count read on the device
               experts(slots)        up, gate, down, weighted sum        weights read in their slabs
-              and around them, if experts are prefetched, what `captured_prefetch` adds
+              and around them, if experts are prefetched, what `captured_prefetch` adds, or, if the CPU
+              computes misses, what `captured_in_place` does
 
 Nothing in a decode step depends on a value that the host would have to read, so the step can be captured as
 one CUDA graph and replayed for every token (SeqMoE §8).
@@ -22,7 +23,9 @@ import torch
 from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
+from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
+from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
 
 
@@ -31,6 +34,7 @@ class DeviceOrchestrator(Orchestrator):
 
     `prefill`: runs the prompts. `active`: bool `[rows]` on the device, the rows whose token counts in a step;
     experts of the others are neither loaded nor computed. `prefetch`: None loads what misses and no more.
+    `in_place`: None computes nothing on the CPU; not with `prefetch`.
     """
 
     def __init__(
@@ -44,10 +48,12 @@ class DeviceOrchestrator(Orchestrator):
         experts: DecodeExperts,
         active: torch.Tensor,
         prefetch: CapturedPrefetch | None = None,
+        in_place: CapturedInPlace | None = None,
     ) -> None:
+        assert prefetch is None or in_place is None, "the CPU computes, or experts are prefetched"
         self._prefill, self._cache, self._slabs, self._bank = prefill, cache, slabs, bank
         self._tables, self._experts, self._active = tables, experts, active
-        self._prefetch = prefetch
+        self._prefetch, self._in_place = prefetch, in_place
         self._is_on_device = False
         self._phase = Phase.PREFILL
 
@@ -56,7 +62,11 @@ class DeviceOrchestrator(Orchestrator):
         self._phase = phase
         self._hand_over(to_device=phase is Phase.DECODE)
         if phase is Phase.DECODE:
+            if self._in_place is not None:
+                self._in_place.update()
             yield
+            if self._in_place is not None:
+                self._in_place.raise_if_failed()
             self._tables.raise_if_failed()
             if self._prefetch is not None:
                 self._prefetch.raise_if_failed()
@@ -74,11 +84,14 @@ class DeviceOrchestrator(Orchestrator):
             return self._prefill.run_layer(layer, hidden, top_k_index, top_k_weights)
         if len(hidden) > 1:  # a single row is always active in its own step
             top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
-        slots = self._bring(layer, hidden, top_k_index.contiguous())
+        hidden, index, weights = hidden.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()
+        if self._in_place is not None:
+            index = self._in_place.begin_layer(layer, hidden, index, weights)
+        slots = self._bring(layer, hidden, index)
         out = torch.empty_like(hidden)
-        self._experts(
-            hidden.contiguous(), self._slabs.memory, slots=slots, weights=top_k_weights.contiguous(), out=out
-        )
+        self._experts(hidden, self._slabs.memory, slots=slots, weights=weights, out=out)
+        if self._in_place is not None:
+            self._in_place.finish_layer(out)
         return out
 
     def _bring(self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor) -> torch.Tensor:
@@ -96,9 +109,14 @@ class DeviceOrchestrator(Orchestrator):
     def device_stats(self) -> CacheStats:
         return self._tables.stats()
 
+    def in_place_stats(self) -> InPlaceStats:
+        return InPlaceStats() if self._in_place is None else self._in_place.stats()
+
     def forget_counts(self) -> None:
-        """Start `device_stats` from zero."""
+        """Start `device_stats` and `in_place_stats` from zero."""
         self._tables.counters.zero_()
+        if self._in_place is not None:
+            self._in_place.forget_counts()
 
     def check(self) -> None:
         self._hand_over(to_device=False)
@@ -107,12 +125,16 @@ class DeviceOrchestrator(Orchestrator):
     def close(self) -> None:
         if self._prefetch is not None:
             self._prefetch.close()
+        if self._in_place is not None:
+            self._in_place.close()
 
     def _hand_over(self, *, to_device: bool) -> None:
         """Bring the slot states to where the next pass decides."""
         if to_device != self._is_on_device:
             if self._prefetch is not None and not to_device:
                 self._prefetch.finish()
+            if self._in_place is not None and not to_device:
+                self._in_place.finish()
             self._cache.lend(self._tables.adopt if to_device else self._tables.to_machine)
             if self._prefetch is not None and to_device:
                 self._prefetch.begin_decode()

@@ -13,6 +13,7 @@ class TableError(IntEnum):
     BAD_EXPERT = 2
     BAD_LANDING = 3
     FORECAST_STALLED = 4
+    NO_ANSWER = 5
 
     def explain(self) -> str:
         """One sentence for a user."""
@@ -28,4 +29,5 @@ _EXPLANATIONS = {
     TableError.BAD_EXPERT: "the router chose an expert that the model does not have",
     TableError.BAD_LANDING: "the prefetch worker reported a copy that nobody asked for",
     TableError.FORECAST_STALLED: "programs of a forecast waited in vain for each other",
+    TableError.NO_ANSWER: "a layer waited in vain for the experts that the CPU was to compute",
 }

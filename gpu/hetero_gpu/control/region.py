@@ -14,8 +14,10 @@ another's writing. Every word has one writer. A ring entry is written before its
      96  STOP         host         1: the worker shall end
     112  FAILURE      worker       error code of the copy engine that ended it, 0 if none
     128  CONSUMED     device       landings whose bytes it needs no more where the worker left them
-    144  tasks        device       ring of R entries: key, slot, tag, deadline
-    144 + 4R landings worker       ring of R entries: slot, tag, status, buffer, positions
+    144  CALLS        device       layers that asked the CPU for experts so far
+    160  ANSWERS      CPU experts  those of them that are answered
+    176  tasks        device       ring of R entries: key, slot, tag, deadline
+    176 + 4R landings worker       ring of R entries: slot, tag, status, buffer, positions
 
     device ─ task i at i mod R, TASK_TAIL ─▶ worker ─ copies ─ landing j at j mod R, LANDING_TAIL ─▶ device
 
@@ -39,7 +41,7 @@ from hetero_gpu.control.fault import TableError
 
 WORD_BYTES = 8
 TASK_WORDS, LANDING_WORDS = 4, 5
-NUM_HEAD_WORDS = 144
+NUM_HEAD_WORDS = 176
 
 
 class Word(IntEnum):
@@ -54,6 +56,8 @@ class Word(IntEnum):
     STOP = 96
     FAILURE = 112
     CONSUMED = 128
+    CALLS = 144
+    ANSWERS = 160
 
 
 class Landed(IntEnum):

@@ -51,6 +51,11 @@ _BELADY = tl.constexpr(_POLICIES.index("belady"))
 _LOGICAL = tl.constexpr(_POLICIES.index("logical"))
 
 
+def policy_number(name: str) -> int:
+    """What kernels call an eviction policy."""
+    return _POLICIES.index(name)
+
+
 def ensure(
     tables: DeviceTables, layer: int, top_k_index: torch.Tensor, *, awaits_late: bool = False
 ) -> torch.Tensor:
@@ -100,7 +105,7 @@ def ensure(
         LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
         EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
         AWAITS_LATE=awaits_late,
-        POLICY=_POLICIES.index(tables.policy),
+        POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
         num_warps=tables.num_warps,
     )
@@ -169,7 +174,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
 
     # ---- observe
-    new_score = _observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
+    new_score = observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
     tl.store(score + row, new_score, mask=is_requested)
     tl.store(clock + layer, passes)
     tl.store(position, now)
@@ -225,7 +230,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Scores of a row of experts if all of them were used now; `hetero_scheduler.eviction` has the why."""
     if POLICY == _LRU:
         new_score = tl.zeros_like(old_score) + layers_run.to(tl.float64)

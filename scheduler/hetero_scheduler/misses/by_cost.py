@@ -31,21 +31,33 @@ class ByCost(MissPolicy):
         self.is_lost = False
 
     def choose(self, demand: LayerDemand) -> list[int]:
+        if self.is_lost or len(demand.miss_tokens) <= demand.num_empty:
+            return []
+        chosen = self._split(demand, is_beside=False)
+        self._num_unhelped = 0 if chosen else self._num_unhelped + 1
+        if self._num_unhelped >= PATIENCE:
+            self.give_up()
+        return chosen
+
+    def plan_beside(self, demand: LayerDemand) -> list[int]:
+        return [] if self.is_lost else self._split(demand, is_beside=True)
+
+    def give_up(self) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            (in_place_s,) = self.costs.in_place_s([1])
+            self._on_lost(Verdict(in_place_s + self.costs.call_s, self.costs.load_s()))
+
+    def _split(self, demand: LayerDemand, *, is_beside: bool) -> list[int]:
         num_loaded = min(demand.num_empty, len(demand.miss_tokens))
         free = least_worth(len(demand.miss_tokens) - num_loaded, demand.worth)
-        if self.is_lost or not free:
-            return []
         chosen = split_by_cost(
             self.costs.in_place_s([demand.miss_tokens[i] for i in free]),
             self.costs.device_s(demand.hit_tokens, demand.miss_tokens)[num_loaded:],
             [demand.worth[i] for i in free],
             call_s=self.costs.call_s,
+            is_beside=is_beside,
         )
-        self._num_unhelped = 0 if chosen else self._num_unhelped + 1
-        if self._num_unhelped >= PATIENCE:
-            self.is_lost = True
-            (in_place_s,) = self.costs.in_place_s([1])
-            self._on_lost(Verdict(in_place_s + self.costs.call_s, self.costs.load_s()))
         return [free[position] for position in chosen]
 
     def observe_in_place(self, tokens: Sequence[int], seconds: float) -> None:

@@ -135,7 +135,7 @@ def test_a_failing_worker_fails_one_request_and_the_engine_goes_on(
 ) -> None:
     with load(checkpoint("Qwen3Moe"), "half") as engine:
         before = engine.generate(PROMPTS[0], **OPTIONS)
-        backend = engine._parts.orchestrator._in_place._experts  # type: ignore[attr-defined]
+        backend = engine._parts.orchestrator._in_place.experts  # type: ignore[attr-defined]
         assert isinstance(backend, NativeExperts)
         monkeypatch.setattr(backend._experts, "_job", failing)
         with pytest.raises(DeviceError, match=r"computing experts on the CPU failed"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
+from hetero_runtime.errors import DeviceError
 from hetero_runtime.experts.kernel_format import expert_format
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.forward import SequenceState
@@ -21,6 +23,7 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator.captured_in_place import CALLS_BETWEEN, CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
     Asker,
@@ -32,6 +35,7 @@ from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.planned import plan_for
 from hetero_scheduler import Popularity
+from hetero_scheduler.misses import ByCost, CostCurve, Costs, DeviceSide, Verdict
 from tests.architectures import build_checkpoint, prompt_ids
 from tests.gpu.control.fake_link import FakeLink
 
@@ -44,7 +48,7 @@ Extend = Callable[[torch.Tensor], torch.Tensor]
 MakeAsker = Callable[[Parts, DeviceTables, ControlRegion, torch.Tensor], Asker]
 
 
-def load(folder: Path, eviction: str, residency: float = 0.25) -> Parts:
+def load(folder: Path, eviction: str, residency: float = 0.25, **misses: object) -> Parts:
     config = {
         "model": {"path": str(folder)},
         "device": "cpu",
@@ -52,6 +56,8 @@ def load(folder: Path, eviction: str, residency: float = 0.25) -> Parts:
         "preset": "seqmoe" if eviction == "belady" else "lru",
         "eviction": {"policy": eviction},
         "execution": {"max_length": 64, "max_rows": 1},
+        "misses": misses or {"handler": "load"},
+        "cpu": {"threads": 2, "backend": "torch" if misses else "native"},
     }
     return assemble(plan_for(load_config(config)).config)
 
@@ -86,7 +92,14 @@ def on_device(
         device=cpu,
     )
     active = torch.ones(1, dtype=torch.bool)
-    prefetch = None
+    prefetch, misses, in_place = None, parts.orchestrator._in_place, None
+    if misses is not None:
+        region = ControlRegion(cpu)
+        tables.attach(region)
+        hidden = parts.model.config.hidden_size
+        in_place = CapturedInPlace(
+            misses.experts, misses.policy, tables=tables, region=region, hidden=hidden, top_k=top_k
+        )
     if link is not None:
         link.stop_poisoning()
         region = ControlRegion(cpu, ring_size=MOST_OUTSTANDING)
@@ -109,6 +122,7 @@ def on_device(
         experts=DecodeExperts(kernel_form, top_k, max_tokens=1, dtype=torch.float32, device=cpu),
         active=active,
         prefetch=prefetch,
+        in_place=in_place,
     )
     attach(modules, orchestrator.run_layer)
     return orchestrator
@@ -188,3 +202,115 @@ def test_prefetching_changes_no_token(tmp_path: Path, trouble: str) -> None:
     orchestrator.check()
     orchestrator.close()
     parts.close()
+
+
+# ---- misses computed on the CPU
+
+HANDLERS: dict[str, dict[str, object]] = {
+    "cpu": {"handler": "cpu"},
+    "half": {"handler": "hybrid", "cpu_share": 0.5},
+}
+
+
+class InPlaceRun:
+    """A decoding engine whose captured step calls the CPU, and the tokens of one that loads."""
+
+    def __init__(self, folder: Path, misses: str, *, residency: float) -> None:
+        self.parts = load(folder, "lru", residency, **HANDLERS[misses])
+        eager = SequenceState(self.parts.model)
+        self.expected = greedy(self.parts.orchestrator, eager.extend, eager.extend, num_steps=2)
+        self.orchestrator = on_device(self.parts, 2)
+        assert self.orchestrator._in_place is not None
+        self.in_place = self.orchestrator._in_place
+        self.sequences = StaticSequences(self.parts.model, rows=1, max_length=64)
+
+    def tokens(self) -> list[int]:
+        self.sequences.reset(0)
+        return greedy(
+            self.orchestrator,
+            lambda ids: self.sequences.prefill(0, ids),
+            lambda token: self.sequences.decode(token)[0],
+            num_steps=2,
+        )
+
+    def close(self) -> None:
+        self.orchestrator.close()
+        self.parts.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., InPlaceRun]]:
+    runs: list[InPlaceRun] = []
+
+    def run(name: str, misses: str, residency: float = 0.35) -> InPlaceRun:
+        runs.append(InPlaceRun(build_checkpoint(name, tmp_path), misses, residency=residency))
+        return runs[-1]
+
+    yield run
+    for each in runs:
+        each.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("hetero-", "expert-"))]
+
+
+@pytest.mark.parametrize("misses", HANDLERS)
+@pytest.mark.parametrize("name", ["Mixtral", pytest.param("GptOssMxfp4", marks=pytest.mark.slow)])
+def test_the_cpu_computes_misses_of_the_step_and_says_the_same(
+    name: str, misses: str, start: Callable[..., InPlaceRun]
+) -> None:
+    run = start(name, misses)
+    run.orchestrator.forget_counts()
+    for _ in range(2):  # the second prompt finds other slots filled
+        assert run.tokens() == run.expected
+    stats, in_place = run.orchestrator.device_stats(), run.orchestrator.in_place_stats()
+    assert in_place.experts > 0
+    assert in_place.seconds > 0
+    assert stats.required == stats.hits + stats.misses
+    assert stats.misses == stats.loads + in_place.experts
+    assert (stats.evictions > 0) == (misses == "half")
+    run.orchestrator.check()
+
+
+def test_what_fails_on_the_cpu_fails_the_pass_and_the_next_text_is_served(
+    start: Callable[..., InPlaceRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("Mixtral", "cpu")
+    monkeypatch.setattr(run.in_place._experts, "submit", lambda work: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.tokens()
+    monkeypatch.undo()
+    assert run.tokens() == run.expected
+    run.orchestrator.check()
+
+
+def test_a_thread_that_died_is_an_error_and_no_hanging_device(start: Callable[..., InPlaceRun]) -> None:
+    run = start("Mixtral", "cpu")
+    run.in_place._region.write(Word.STOP, 1)
+    run.in_place._thread.join(10)
+    run.in_place._division.patience.fill_(5)
+    with pytest.raises(DeviceError, match="the thread that computes experts on the CPU has ended"):
+        run.tokens()
+
+
+def test_the_table_follows_the_costs_and_a_cpu_that_loses_is_given_up(
+    start: Callable[..., InPlaceRun],
+) -> None:
+    run, verdicts = start("Mixtral", "cpu"), list[Verdict]()
+    device = DeviceSide(1.0, CostCurve({1: 0.1}), overlaps=False)
+    costs = Costs(CostCurve({1: 1.0}), device, call_s=0.1)
+    run.in_place._policy = ByCost(costs, on_lost=verdicts.append)
+    run.in_place._numbers = []
+    run.in_place.update()
+    assert run.in_place._division.number_of.tolist() == [
+        0,
+        1,
+        1,
+    ]  # of two misses 2.2 on the device, or 1.1 on both
+    for _ in range(1000):
+        costs.observe_in_place([1], 50.0)
+    run.in_place.update()
+    assert run.in_place._division.number_of.tolist() == [0, 1, 1]  # too few calls since
+    run.in_place._num_since = CALLS_BETWEEN
+    run.in_place.update()
+    assert run.in_place._division.number_of.tolist() == [0, 0, 0]
+    assert len(verdicts) == 1
+    assert run.tokens() == run.expected

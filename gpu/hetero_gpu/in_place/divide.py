@@ -1,0 +1,179 @@
+"""Which misses of a layer the CPU computes: decided on the device, in front of `ensure`.
+
+    misses = the experts in top_k_index without a slot, each once
+    number = number_of[misses], but one for each EMPTY slot is loaded in any case
+    of the least worth, by score after this use, then by the router's weight, then by number:
+        its pairs → in_place, its use observed as `ensure` observes all others'
+    all other pairs → kept
+
+How many of so many misses is a table that the host writes (`hetero_scheduler.misses`), so the step asks no
+clock. Decision for decision what the eager orchestrator does with the same table.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# ruff: noqa: N803 (upper case marks what the compiler knows)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hetero_gpu.tables.ensure import observed, policy_number
+from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
+from hetero_scheduler import SlotState
+
+MOST_LOOKS = 1_000_000
+"""At an answer: some two seconds; then the CPU counts as stuck."""
+
+_EMPTY = tl.constexpr(int(SlotState.EMPTY))
+_COUNTERS = tl.constexpr(NUM_COUNTERS)
+_REQUIRED, _MISSES = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUNTERS.index("misses"))
+
+
+class Division:
+    """What `divide` reads and writes beside the tables, on their device."""
+
+    def __init__(self, tables: DeviceTables) -> None:
+        """Nothing is computed in place until `number_of` says so."""
+        pairs, device = tables.max_pairs, tables.device
+        self.number_of = torch.zeros(pairs + 1, dtype=torch.int32, device=device)
+        """How many are computed in place when so many experts of a layer miss."""
+        self.kept = torch.full((pairs,), -1, dtype=torch.int32, device=device)
+        self.in_place = torch.full((pairs,), -1, dtype=torch.int32, device=device)
+        """Experts of the pairs of the running layer: each in one of both, -1 in the other."""
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        """Experts of the running layer that are computed in place."""
+        self.num_calls = torch.zeros(1, dtype=torch.int64, device=device)
+        """Layers so far that had some."""
+        self.patience = torch.full((1,), MOST_LOOKS, dtype=torch.int32, device=device)
+        """How often a layer looks for its answer; 0 once one looked in vain, until the host sets it again."""
+
+
+def divide(
+    tables: DeviceTables,
+    layer: int,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *,
+    division: Division,
+) -> torch.Tensor:
+    """Divide the pairs of `top_k_index` (integer `[T, K]`, below 0: none), `top_k_weights` `[T, K]`.
+
+    Returns those that the device is to bring, int32 `[T, K]`, a view that the next call overwrites; `ensure`
+    of the same layer must follow. Contiguous; asynchronous, capturable.
+    """
+    num_pairs = top_k_index.numel()
+    if num_pairs > tables.max_pairs:
+        raise ValueError(
+            f"{num_pairs} pairs of token and expert: the tables were made for {tables.max_pairs}"
+        )
+    if not (top_k_index.is_contiguous() and top_k_weights.is_contiguous()):
+        raise ValueError("top_k_index and top_k_weights must be contiguous")
+    _divide_kernel[(1,)](
+        top_k_index,
+        top_k_weights,
+        division.kept,
+        division.in_place,
+        division.count,
+        division.num_calls,
+        division.number_of,
+        tables.slot_of,
+        tables.slot_state,
+        tables.pools,
+        tables.score,
+        tables.clock,
+        tables.counters,
+        layer,
+        NUM_PAIRS=num_pairs,
+        NUM_SLOTS=tables.num_slots,
+        NUM_LAYERS=tables.num_layers,
+        NUM_EXPERTS=tables.num_experts,
+        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
+        SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
+        LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
+        EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
+        POLICY=policy_number(tables.policy),
+        HALF_LIFE=tables.half_life,
+        num_warps=tables.num_warps,
+    )
+    return division.kept[:num_pairs].view(top_k_index.shape)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _divide_kernel(
+    top_k_index,
+    top_k_weights,
+    kept,
+    in_place,
+    count,
+    num_calls,
+    number_of,
+    slot_of,
+    slot_state,
+    pools,
+    score,
+    clock,
+    counters,
+    layer,
+    NUM_PAIRS: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+    NUM_LAYERS: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    PAIR_BLOCK: tl.constexpr,
+    SLOT_BLOCK: tl.constexpr,
+    LAYER_BLOCK: tl.constexpr,
+    EXPERT_BLOCK: tl.constexpr,
+    POLICY: tl.constexpr,
+    HALF_LIFE: tl.constexpr,
+):
+    # ---- read
+    experts = tl.arange(0, EXPERT_BLOCK)
+    is_expert = experts < NUM_EXPERTS
+    row = layer * NUM_EXPERTS + experts
+    pairs = tl.arange(0, PAIR_BLOCK)
+    is_pair = pairs < NUM_PAIRS
+    wanted = tl.load(top_k_index + pairs, mask=is_pair, other=-1).to(tl.int32)
+    weight = tl.load(top_k_weights + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
+    is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
+    is_miss = is_requested & (tl.load(slot_of + row, mask=is_expert, other=-1) < 0)
+    old_score = tl.load(score + row, mask=is_expert, other=0.0)
+    layers = tl.arange(0, LAYER_BLOCK)
+    passes_of = tl.load(clock + layers, mask=layers < NUM_LAYERS, other=0)
+    passes = tl.sum(tl.where(layers == layer, passes_of, 0), axis=0) + 1
+    slots = tl.arange(0, SLOT_BLOCK)
+    state = tl.load(slot_state + slots, mask=slots < NUM_SLOTS, other=-1)
+    in_pool = (slots >= tl.load(pools + 2 * layer)) & (slots < tl.load(pools + 2 * layer + 1))
+    columns = tl.arange(0, _COUNTERS)
+    counted = tl.load(counters + layer * _COUNTERS + columns)
+    calls = tl.load(num_calls)
+    tl.debug_barrier()
+
+    # ---- choose
+    new_score = observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
+    by_router = tl.sum(tl.where(is_wanted, weight[None, :], 0.0), axis=1)
+    num_misses = tl.sum(is_miss.to(tl.int32), axis=0)
+    num_empty = tl.sum((in_pool & (state == _EMPTY)).to(tl.int32), axis=0)
+    number = tl.minimum(tl.load(number_of + num_misses), tl.maximum(num_misses - num_empty, 0))
+    is_left = is_miss
+    num_left = number
+    while num_left > 0:
+        least = tl.min(tl.where(is_left, new_score, float("inf")), axis=0)
+        is_tied = is_left & (new_score == least)
+        least_weight = tl.min(tl.where(is_tied, by_router, float("inf")), axis=0)
+        is_tied = is_tied & (by_router == least_weight)
+        chosen = tl.min(tl.where(is_tied, experts, EXPERT_BLOCK), axis=0)
+        is_left = is_left & (experts != chosen)
+        num_left -= 1
+
+    # ---- tell
+    is_chosen = is_miss & (is_left == 0)
+    goes = tl.max((is_wanted & is_chosen[:, None]).to(tl.int32), axis=0) > 0
+    tl.store(kept + pairs, tl.where(goes, -1, wanted), mask=is_pair)
+    tl.store(in_place + pairs, tl.where(goes, wanted, -1), mask=is_pair)
+    tl.store(count, number)
+    tl.store(num_calls, calls + (number > 0).to(tl.int64))
+    tl.store(score + row, new_score, mask=is_chosen)
+    counted += tl.where((columns == _REQUIRED) | (columns == _MISSES), number, 0)
+    tl.store(counters + layer * _COUNTERS + columns, counted)
