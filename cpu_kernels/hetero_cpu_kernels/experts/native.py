@@ -36,6 +36,12 @@ def assembly(module: ir.Module, target: Target) -> str:
     return str(machine.emit_assembly(_optimised(module, machine, target)))
 
 
+def object_code(module: ir.Module, target: Target) -> bytes:
+    """The target's relocatable object for a module."""
+    machine = _machine(target)
+    return bytes(machine.emit_object(_optimised(module, machine, target)))
+
+
 def _machine(target: Target) -> Any:
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(

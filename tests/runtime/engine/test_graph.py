@@ -65,6 +65,36 @@ def test_tokens_equal_the_eager_engines(
         assert stats.decode.tokens == 2 * 47
 
 
+@pytest.mark.parametrize(
+    "misses",
+    [{"handler": "cpu"}, {"handler": "hybrid", "cpu_share": 0.5}, {"handler": "hybrid"}],
+    ids=["cpu", "half", "hybrid"],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_misses_computed_on_the_cpu_in_the_captured_step_change_no_token(
+    checkpoint: MakeCheckpoint, misses: dict[str, object], rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, prompts = checkpoint("Qwen3Moe"), [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(3)]
+    alone = eager_answers(folder, prompts)
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine.load(
+            str(folder),
+            device="cuda",
+            memory={"residency": 0.8},
+            misses=misses,
+            execution={"mode": "graph", "max_rows": rows, "max_length": 128},
+        ) as engine,
+    ):
+        assert not [text for text in said(caplog) if "stays eager" in text]
+        with ThreadPoolExecutor(rows) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+        decode = engine.stats().decode
+    assert decode.cache.misses == decode.cache.loads + decode.in_place.experts
+    assert decode.in_place.experts > 0 or misses == {"handler": "hybrid"}  # that one may find loading faster
+
+
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "lfru"])
 def test_every_required_expert_is_counted(checkpoint: MakeCheckpoint, eviction: str) -> None:
     """The same routing requires the same experts, wherever it runs."""
