@@ -58,6 +58,8 @@ class Prefetcher:
             if self._cache.prefetch(task.key, protected=running):
                 transfer = self._cache.transfer(task.key)
                 self._under_way.append(_UnderWay(task, transfer, math.inf if copy_s is None else copy_s))
+            elif self._steering.is_shared:
+                return  # nobody gives way to a prefetch, whichever it is
 
     def _has_room(self) -> bool:
         """Whether one more, if it takes what the last one takes, ends before the layer does; on a link that

@@ -25,8 +25,8 @@ class LocatedLookahead(NamedTuple):
 def locate_lookahead(config: PredictionConfig, geometry: Geometry, *, device: str) -> LocatedLookahead | None:
     """The file that `config` means; None where its predictor is another one.
 
-    `path: auto` is the file beside the model's folder, named like it. Profiles of prefixes on `device` (cuda
-    or cpu) are read where they lie beside the model. Raises ConfigError when there is no predictor,
+    `path: auto` is the file beside the model's folder, named like it. Profiles of prefixes on `device` are
+    read where they lie beside the model. Raises ConfigError when there is no predictor,
     CheckpointError for files that are none, or another model's.
     """
     if config.predictor != "lookahead_mlp":

@@ -34,7 +34,7 @@ class PrefixPoint:
 
 @dataclass(frozen=True)
 class PrefixProfile:
-    """`device`: cuda or cpu. `num_experts`: for how many there was room, prefix and slabs together."""
+    """`device`: as it was resolved. `num_experts`: for how many there was room, prefix and slabs together."""
 
     device: str
     num_experts: int

@@ -259,7 +259,7 @@ def _drafter_row(geometry: Geometry, demand: Demand) -> Row:
 def _lookahead_row(geometry: Geometry, demand: Demand) -> Row:
     """A GPU computes with weights of two bytes, a CPU with float32."""
     num_bytes = 0 if geometry.lookahead is None else geometry.lookahead.num_bytes
-    each = 1 if demand.device == "cuda" else 2
+    each = 2 if demand.device == "cpu" else 1
     return Row.constant("lookahead predictor", "device", each * num_bytes, "speaks at every MoE layer")
 
 

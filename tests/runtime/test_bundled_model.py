@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from hetero_runtime.bundled import model_path
 from hetero_runtime.calibration import locate_calibration, read_calibration
 from hetero_runtime.config.tree import PredictionConfig, RoutingConfig
+from hetero_runtime.engine import Engine
+from hetero_runtime.lookahead.locate import locate_lookahead
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint, read_predictor
 from hetero_runtime.prediction.locate import locate_predictor
@@ -50,6 +52,22 @@ def test_the_package_stays_under_forty_megabytes() -> None:
     assert sum(path.stat().st_size for path in files) < 40 * 2**20
     assert max(path.stat().st_size for path in files) < 12e6
     assert (model_path() / "MODEL_CARD.md").exists()
+
+
+def test_its_lookahead_predictor_lies_beside_it_and_is_its_own() -> None:
+    located = locate_lookahead(
+        PredictionConfig(predictor="lookahead_mlp"), read_geometry(model_path()), device="cpu"
+    )
+    assert located is not None
+    assert located.path.parent == model_path().parent
+    assert located.path.stat().st_size < 1e6
+    texts = []
+    for preset in ("lru", "vismmoe"):
+        memory = {"residency": 0.5}
+        with Engine.load(model_path(), preset=preset, device="cpu", memory=memory) as engine:
+            texts.append(engine.generate(STORY, max_tokens=8).text)
+            assert (engine.config.memory.pinned_prefix > 0) == (preset == "vismmoe")
+    assert texts[0] == texts[1]
 
 
 def test_its_calibration_lies_beside_it_and_is_its_own() -> None:

@@ -30,7 +30,7 @@ class Steering:
         is_shared: bool,
     ) -> None:
         self.schedule, self.eviction = schedule, eviction
-        self._num_layers, self._per_layer, self._is_shared = num_layers, per_layer, is_shared
+        self._num_layers, self._per_layer, self.is_shared = num_layers, per_layer, is_shared
 
     def take(self, forecast: Forecast) -> None:
         """A forecast arrived: its tasks become candidates, its shares become scores."""
@@ -46,7 +46,7 @@ class Steering:
         `has_slots`: whether a prefetch for that layer leaves slots enough for a layer to run. A task whose
         layer has none is dropped; while a shared pool has none, all tasks wait.
         """
-        if self.schedule is None or (self._is_shared and not has_slots(0)):
+        if self.schedule is None or (self.is_shared and not has_slots(0)):
             return None
         while True:
             task = self.schedule.next(pos, is_present)

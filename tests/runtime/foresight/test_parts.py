@@ -155,6 +155,19 @@ def test_a_layer_finds_slots_for_all_its_experts() -> None:
     assert fetched(rig) == [0, 1, 2]  # of 5 slots, top-2 are left: those that run now
 
 
+def test_where_nobody_gives_way_one_prefetch_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, ahead = prefetcher(SteadyLink(True, 1.0), 1000.0)
+    tried: list[ExpertKey] = []
+
+    def refusing(key: ExpertKey, **_: object) -> bool:
+        tried.append(key)
+        return False
+
+    monkeypatch.setattr(rig.cache, "prefetch", refusing)
+    ahead.fill(0, [])
+    assert tried == [ExpertKey(1, 0)]
+
+
 # ---- texts
 
 
