@@ -4,7 +4,7 @@
 little: what a link would make of it follows from copies and passes. Engines answer in turns, and a speedup is
 that of one turn, so that whatever else the machine does falls on all of them. Repetitive prompts begin
 something that goes on alike; plain ones do not, though a small model's greedy text repeats itself by and by.
-The block drafter is the bundled one; it is asked where the text does not repeat itself.
+The block drafter is the bundled one, asked where the text does not repeat itself; `network` is it alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 from bench.bundled_decode import PROMPTS
 from bench.harness import RESULTS, ResultFile, Row
 from hetero_runtime import Engine
+from hetero_runtime.assembly import assemble
 from hetero_runtime.generation import Completion
+from hetero_runtime.planned import plan_for
+from hetero_runtime.source import config_from
+from hetero_runtime.speculation.repeats_first import RepeatsFirst
 
 DEVICE = "cpu"
 
@@ -31,16 +35,17 @@ REPETITIVE = (
 TEXTS = {"plain": PROMPTS, "repetitive": REPETITIVE}
 DRAFTERS = {"lookup": "prompt_lookup", "block": "block"}
 BLOCKS = {"policy": "block_selection"}
+NETWORK = "network_exact"
 
 
 def engines() -> dict[str, dict[str, Any]]:
     """Sections by name: plain decoding, then each drafter with the routers' own choice, and with one set of
-    experts a draft."""
+    experts a draft; at last the block drafter's network alone."""
     found: dict[str, dict[str, Any]] = {"decoding": {}}
     for name, drafter in DRAFTERS.items():
         found[f"{name}_exact"] = {"speculation": {"drafter": drafter}}
         found[f"{name}_blocks"] = {"speculation": {"drafter": drafter}, "routing": BLOCKS}
-    return found
+    return {**found, NETWORK: {"speculation": {"drafter": "block"}}}
 
 
 class Measured(NamedTuple):
@@ -70,21 +75,25 @@ class Measured(NamedTuple):
         )
 
 
-def load(sections: dict[str, Any]) -> Engine:
+def load(name: str, sections: dict[str, Any]) -> Engine:
     """The bundled model, in float32: plain decoding's very tokens, so that all decode the same text."""
-    return Engine.load(
-        None,
-        device="cpu",
-        model={"dtype": "float32"},
-        memory={"residency": 0.25},
-        execution={"max_rows": 1, "max_length": 1024},
-        **sections,
-    )
+    settings = {
+        "device": DEVICE,
+        "model": {"dtype": "float32"},
+        "memory": {"residency": 0.25},
+        "execution": {"max_rows": 1, "max_length": 1024},
+    }
+    parts = assemble(plan_for(config_from(None, settings | sections)).config)
+    if name == NETWORK:
+        assert parts.speculation is not None, "the network drafts"
+        assert isinstance(parts.speculation.drafter, RepeatsFirst), "repetitions are asked before the network"
+        parts.speculation = parts.speculation._replace(drafter=parts.speculation.drafter.other)
+    return Engine(parts)
 
 
 def measure(prompts: Sequence[str], *, num_tokens: int, rounds: int) -> dict[str, Measured]:
     """Every engine's answers to `prompts`, taken in turns, `rounds` times."""
-    loaded = {name: load(sections) for name, sections in engines().items()}
+    loaded = {name: load(name, sections) for name, sections in engines().items()}
     answers: dict[str, list[Completion]] = {name: [] for name in loaded}
     for engine in loaded.values():
         engine.generate(prompts[0], max_tokens=8)

@@ -24,15 +24,15 @@ class RepeatsFirst(Drafter):
     """`other`: who is asked where the text does not repeat itself."""
 
     def __init__(self, other: Drafter) -> None:
-        self._repeats, self._other = PromptLookup(), other
+        self._repeats, self.other = PromptLookup(), other
 
     @contextmanager
     def open(self, params: SamplingParams, checkpoint: Callable[[], None]) -> Iterator[DraftRow]:
-        with self._repeats.open(params, checkpoint) as repeats, self._other.open(params, checkpoint) as other:
+        with self._repeats.open(params, checkpoint) as repeats, self.other.open(params, checkpoint) as other:
             yield _Row(repeats, other)
 
     def close(self) -> None:
-        self._other.close()
+        self.other.close()
 
 
 class _Row(DraftRow):
