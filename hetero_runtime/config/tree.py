@@ -176,7 +176,8 @@ class MissesConfig:
     """What happens to an expert that is needed and absent. load: copied to a slab, the layer waits. cpu:
     computed on the CPU where it lies, once no slab is empty. hybrid: a layer's misses are split so that link
     and CPU finish together, by costs measured at the start and while running. Output of cpu and hybrid equals
-    transformers' up to rounding, and with hybrid the rounding depends on timing."""
+    transformers' up to rounding, and with hybrid the rounding depends on timing. With execution.mode: graph
+    that is for decode steps; the misses of a prompt are loaded."""
     cpu_share: Share | Auto = "auto"
     """Share of each layer's misses that hybrid computes on the CPU, those of least worth. auto: by measured
     costs. A number asks no clock: the same requests, one after another, give the same bits in every run."""
