@@ -15,6 +15,7 @@ from hetero_runtime.hf.graph_sequences import StepPlan
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
+from tests.runtime.foresight.predictors import write_random_predictor
 
 pytestmark = pytest.mark.gpu
 
@@ -200,6 +201,38 @@ def test_prefetching_changes_no_token(
         cache = engine.stats().decode.cache
         assert cache.prefetches > 0
         assert cache.required == cache.hits + cache.late + cache.misses
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("horizon", ["step", "token", "layer"])
+def test_foresight_changes_no_token(
+    checkpoint: MakeCheckpoint, horizon: str, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However near it looks; what has come of prefetches is known when all is said."""
+    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    folder = checkpoint("Qwen3Moe")
+    write_random_predictor(folder, is_refined=True)
+    alone = eager_answers(folder, prompts)
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine.load(
+            str(folder),
+            preset="seqmoe",
+            device="cuda",
+            memory={"residency": 0.8},
+            prediction={"horizon": horizon},
+            execution={"mode": "graph", "max_rows": rows, "max_length": 128},
+        ) as engine,
+    ):
+        assert not said(caplog)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+        cache = engine.stats().decode.cache
+        assert cache.prefetches > 0
+        assert cache.required == cache.hits + cache.late + cache.misses
+        assert cache.hits_prefetched <= cache.hits
+        assert cache.hits_prefetched + cache.prefetches_wasted <= cache.prefetches
 
 
 def test_a_dead_worker_is_told_of_once_and_done_without(checkpoint: MakeCheckpoint) -> None:
