@@ -104,7 +104,8 @@ class _Bench:
     def zero_copy_gb_s(self) -> tuple[float | None, tuple[str, ...]]:
         """GB/s of kernel reads, or None and the reason. Timed only when the bytes come out right."""
         try:
-            from hetero_gpu.zero_copy import copy_from_host, device_address
+            from hetero_gpu.mapped import device_address
+            from hetero_gpu.zero_copy import copy_from_host
 
             address = device_address(self.host.data_ptr())
 

@@ -20,6 +20,24 @@ _PORTABLE, _MAPPED = 1, 2
 """CU_MEMHOSTALLOC_PORTABLE: for every context. CU_MEMHOSTALLOC_DEVICEMAP: kernels can address it."""
 
 
+def device_address(host_address: int) -> int:
+    """The address under which the current device reads registered host memory.
+
+    The two are equal where the driver maps registered memory one to one, which not every system does.
+    Raises OSError without a CUDA driver and RuntimeError when the memory is not registered and mapped.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    pointer = ctypes.c_uint64()
+    code = driver.cuMemHostGetDevicePointer_v2(
+        ctypes.byref(pointer), ctypes.c_void_p(host_address), ctypes.c_uint(0)
+    )
+    if code != 0:
+        raise RuntimeError(
+            f"host memory at {host_address:#x} is not mapped for the device (driver error {code})"
+        )
+    return pointer.value
+
+
 class Mapper(Protocol):
     """What gives out such memory."""
 
@@ -77,8 +95,6 @@ class CudaMapper:
 
     def alias(self, address: int, num_bytes: int) -> torch.Tensor:
         """See Mapper."""
-        from hetero_gpu.zero_copy import device_address
-
         source = _DeviceBytes(device_address(address), num_bytes)
         tensor = torch.as_tensor(source, device="cuda")
         assert tensor.data_ptr() == source.address, "torch copied what it should have wrapped"

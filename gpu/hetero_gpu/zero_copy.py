@@ -13,8 +13,6 @@ The source is an address, not a tensor: on the device it will come out of a tabl
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 import triton
 import triton.language as tl
@@ -32,7 +30,7 @@ def copy_from_host(
 ) -> None:
     """Copy `destination.numel()` bytes from `source_address` into `destination`, uint8 `[bytes]`.
 
-    `source_address` is what the device calls the memory (`device_address`). It and the destination are
+    `source_address` is what the device calls the memory (`mapped.device_address`). It and the destination are
     aligned to 16 bytes, and the size is a multiple of 4 below 8 GiB; else ValueError. Asynchronous: valid
     once the current stream has passed. Same result as `copy_from_host_reference`.
     """
@@ -53,24 +51,6 @@ def copy_from_host(
 def copy_from_host_reference(source: torch.Tensor, destination: torch.Tensor) -> None:
     """What `copy_from_host` must give: both uint8 `[bytes]`."""
     destination.copy_(source)
-
-
-def device_address(host_address: int) -> int:
-    """The address under which the current device reads registered host memory.
-
-    The two are equal where the driver maps registered memory one to one, which not every system does.
-    Raises OSError without a CUDA driver and RuntimeError when the memory is not registered and mapped.
-    """
-    driver = ctypes.CDLL("libcuda.so.1")
-    pointer = ctypes.c_uint64()
-    code = driver.cuMemHostGetDevicePointer_v2(
-        ctypes.byref(pointer), ctypes.c_void_p(host_address), ctypes.c_uint(0)
-    )
-    if code != 0:
-        raise RuntimeError(
-            f"host memory at {host_address:#x} is not mapped for the device (driver error {code})"
-        )
-    return pointer.value
 
 
 @triton.jit  # type: ignore[untyped-decorator]

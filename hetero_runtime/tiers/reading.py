@@ -217,8 +217,9 @@ class ReadingCopier(Copier[StoredRecord]):
 
     def _work(self) -> None:
         while (read := self._take()) is not None:
-            began_s = time.monotonic()
-            error = self._bring(read)
+            error, began_s = _await(read.after), time.monotonic()
+            if error is None:
+                error = self._bring(read)
             with self._guard:
                 self._reading.remove(read)
                 self._count(read, error, began_s, time.monotonic())
@@ -261,8 +262,6 @@ class ReadingCopier(Copier[StoredRecord]):
         """Read, again if need be. Returns what was wrong at last."""
         for pause_s in (*RETRY_PAUSES_S, None):
             try:
-                if read.after is not None:
-                    read.after.synchronize()
                 self._source.read(read.record.key, read.slab.numpy())
                 return None
             except (OSError, CheckpointError) as error:
@@ -303,6 +302,16 @@ class _Meter:
         taken = ended_s - max(began_s, self._last_end_s)
         before = taken if self.read_s is None else self.read_s
         self.read_s, self._last_end_s = before + SMOOTHING * (taken - before), ended_s
+
+
+def _await(fence: SlabFence | None) -> Exception | None:
+    """Block until the device has read what the slab held. Returns what is wrong with the device."""
+    try:
+        if fence is not None:
+            fence.synchronize()
+    except Exception as error:
+        return error
+    return None
 
 
 def _explain(key: ExpertKey, error: Exception) -> Exception:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -86,3 +90,13 @@ def test_the_driver_refuses_more_than_there_is() -> None:
     with pytest.raises(MemoryError, match="maps no"):
         CudaMapper().allocate(1 << 50)
     assert int(torch.ones(1, device="cuda")) == 1
+
+
+def test_boards_without_triton_have_it_too() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; import hetero_gpu.cuda_transfer, hetero_gpu.slabs; "
+        "assert 'hetero_gpu.mapped' in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

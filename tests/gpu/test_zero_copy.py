@@ -56,7 +56,8 @@ def test_what_the_kernel_cannot_do_is_refused(
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_bytes", [4, 252, 32772, 9_437_184], ids=lambda n: f"bytes{n}")
 def test_device_kernel_equals_reference(num_bytes: int) -> None:
-    from hetero_gpu.zero_copy import copy_from_host, copy_from_host_reference, device_address
+    from hetero_gpu.mapped import device_address
+    from hetero_gpu.zero_copy import copy_from_host, copy_from_host_reference
 
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8).pin_memory()
     room, expected = (torch.full((num_bytes + 64,), 0xA5, dtype=torch.uint8, device="cuda") for _ in range(2))
@@ -67,7 +68,7 @@ def test_device_kernel_equals_reference(num_bytes: int) -> None:
 
 @pytest.mark.gpu
 def test_memory_that_is_not_registered_has_no_device_address() -> None:
-    from hetero_gpu.zero_copy import device_address
+    from hetero_gpu.mapped import device_address
 
     torch.cuda.init()
     torch.zeros(1, device="cuda")

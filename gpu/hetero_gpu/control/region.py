@@ -84,7 +84,7 @@ class ControlRegion:
         self.host_address = self._words.data_ptr()
         self.device_address = self.host_address
         if is_cuda:
-            from hetero_gpu.zero_copy import device_address
+            from hetero_gpu.mapped import device_address
 
             self.device_address = device_address(self.host_address)
 

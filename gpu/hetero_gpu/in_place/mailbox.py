@@ -41,7 +41,7 @@ class Mailbox:
         self._memory = torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
         base = self._memory.data_ptr()
         if device.type == "cuda":
-            from hetero_gpu.zero_copy import device_address
+            from hetero_gpu.mapped import device_address
 
             base = device_address(base)
         views = [self._view(start, *kind) for start, kind in zip(starts, shapes, strict=True)]

@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.mapped import device_address
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.tables.gather_packed import NUM_PROGRAMS as PACKED_PROGRAMS
 from hetero_gpu.tables.gather_packed import gather_packed
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
-from hetero_gpu.zero_copy import NUM_PROGRAMS, device_address
+from hetero_gpu.zero_copy import NUM_PROGRAMS
 
 _CHUNK_WORDS = 8192
 _NUM_WARPS = 16
