@@ -78,7 +78,8 @@ class WorkingSet:
         """`[E]`: share of all choices behind the prefix that the 1, 2, ... most chosen experts of a layer
         take, mean over layers."""
         load = np.sort((self.loads["text"] + self.loads["visual"])[self.prefix :], axis=1)[:, ::-1]
-        return (np.cumsum(load, axis=1) / load.sum(axis=1, keepdims=True)).mean(axis=0)
+        shares: Floats = (np.cumsum(load, axis=1) / load.sum(axis=1, keepdims=True)).mean(axis=0)
+        return shares
 
     def entropy(self) -> float:
         """Entropy of the load behind the prefix over log E, mean over layers: 1 when all are chosen alike."""

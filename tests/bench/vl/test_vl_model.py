@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoProcessor, Qwen3VLMoeForConditionalGeneration
+from transformers import Qwen3VLMoeForConditionalGeneration
 
 from bench.vl.held_out import MEASURED, MODEL, Asked, ask_each
 from bench.vl.model_card import read_summary, write_card
@@ -44,8 +45,8 @@ def test_the_engine_answers_held_out_questions(asked: list[Asked]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_transformers_answers_them_too(asked: list[Asked]) -> None:
-    processor = AutoProcessor.from_pretrained(MODEL)
+def test_transformers_answers_them_too(asked: list[Asked], load_processor: Any) -> None:
+    processor = load_processor(MODEL)
     model = Qwen3VLMoeForConditionalGeneration.from_pretrained(MODEL, dtype=torch.float32)
     for each in asked[::2]:  # one of a kind
         inputs = processor.apply_chat_template(

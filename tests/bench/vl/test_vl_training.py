@@ -7,13 +7,14 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers import AutoProcessor, Qwen3VLMoeForConditionalGeneration
+from transformers import Qwen3VLMoeForConditionalGeneration
 
 from bench.models.fast_forward import install_fast_forward
 from bench.vl.batches import DeviceBatches
@@ -191,11 +192,13 @@ def test_a_run_leaves_folder_card_and_parts(published: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_engine_answers_as_transformers_does(published: Path, pool: PicturePool) -> None:
+def test_the_engine_answers_as_transformers_does(
+    published: Path, pool: PicturePool, load_processor: Any
+) -> None:
     picture = Image.fromarray(pool.drawn.pixels[0])
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
     messages = [{"role": "user", "content": content}]
-    processor = AutoProcessor.from_pretrained(published)
+    processor = load_processor(published)
     inputs = processor.apply_chat_template(
         messages, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
