@@ -44,7 +44,8 @@ class Ahead(ABC):
         have to stay."""
 
     def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:  # noqa: B027 (few need that often)
-        """An expert of `layer` has run, and all its loads are submitted. `running`: those still to run."""
+        """An expert of `layer` has run, and all its loads are submitted. `running`: experts that stay, for
+        they are still to run or to be given back."""
 
     @abstractmethod
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:

@@ -151,7 +151,7 @@ class EagerOrchestrator(Orchestrator):
             params = self._materialize(self._cache.slab(key))
             total.add(numbers[i], partial(mlp, params=params))
             if self._ahead is not None and num_loaded == len(needed):
-                self._ahead.expert_ran(layer, needed[i:])
+                self._ahead.expert_ran(layer, needed[num_released:])
         self._release(needed[num_released:])
 
     def _release(self, executed: list[ExpertKey]) -> None:

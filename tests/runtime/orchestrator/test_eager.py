@@ -4,23 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import pytest
 import torch
 
-from hetero_gpu import Copier, HostCopier
+from hetero_gpu import Copier, HostCopier, SlabCache
 from hetero_runtime.hf.hooks import expert_mlp
 from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator.ahead import Ahead
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
-from hetero_scheduler import Popularity
+from hetero_scheduler import ExpertKey, Lookup, Popularity
 from tests.gpu.fake_copier import FailingCopier, FakeCopier
 from tests.runtime.orchestrator.rig import HIDDEN, NUM_EXPERTS, TOP_K, CacheRig, given_up_at
+
+
+class Everything(Ahead):
+    """Fetches all that it is given slots for."""
+
+    def __init__(self, cache: SlabCache) -> None:
+        self.cache = cache
+
+    def layer_begins(self, chosen: np.ndarray) -> None:
+        """Whatever it is."""
+
+    def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
+        for expert in range(NUM_EXPERTS):
+            key = ExpertKey((layer + 1) % 2, expert)
+            if self.cache.num_available(key.layer) > 1 and self.cache.lookup(key) is Lookup.MISS:
+                self.cache.prefetch(key, protected=running)
+
+    def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:
+        self.look_ahead(layer, running)
+
+    def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
+        self.look_ahead(layer, running)
 
 
 class Rig(CacheRig):
     """An eager orchestrator with `num_slots`."""
 
-    def __init__(self, num_slots: int, copier: Copier, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, num_slots: int, copier: Copier, *, dtype: torch.dtype = torch.float32, is_eager: bool = False
+    ) -> None:
+        """`is_eager`: prefetches as much of the next layer as it can, whenever it is asked."""
         super().__init__(num_slots, copier, dtype=dtype)
         self.orchestrator = EagerOrchestrator(
             self.cache,
@@ -28,6 +55,7 @@ class Rig(CacheRig):
             materialize=self.layout.view,
             eviction=self.eviction,
             prompts=PromptAhead(self.cache, Popularity(self.num_layers, NUM_EXPERTS), top_k=TOP_K),
+            ahead=Everything(self.cache) if is_eager else None,
         )
 
     def run(self, layer: int, experts: Iterable[int]) -> None:
@@ -69,6 +97,17 @@ def test_output_is_transformers_own_in_every_bit(
     for step in range(6):
         rig.compare(1, seed=2 + step, phase=Phase.DECODE)
     rig.compare(5, seed=9, phase=Phase.PREFILL)
+
+
+@pytest.mark.parametrize("copier", COPIERS, ids=["host", "late copies"])
+@pytest.mark.parametrize("num_slots", [3, 7, 12, 16])
+def test_prefetches_after_every_expert_drive_out_none_that_is_to_be_given_back(
+    num_slots: int, copier: Callable[[], Copier]
+) -> None:
+    rig = Rig(num_slots, copier(), is_eager=True)
+    for step in range(6):
+        rig.compare(5 if step % 2 else 1, seed=step, phase=Phase.PREFILL if step % 2 else Phase.DECODE)
+    assert rig.cache.stats().prefetches > 0
 
 
 def test_waves_load_each_expert_once_and_keep_residents_that_come_first() -> None:
