@@ -47,11 +47,11 @@ from hetero_runtime.speculation import CheckedSequences
 from hetero_scheduler import Popularity
 
 if TYPE_CHECKING:
-    from hetero_runtime.assembly import EagerParts
+    from hetero_runtime.mode import EagerParts
 
 
 class NotCapturableError(Exception):
-    """Why decoding stays eager. Never leaves `assembly`."""
+    """Why decoding stays eager. Never leaves `mode`."""
 
 
 class Places(NamedTuple):

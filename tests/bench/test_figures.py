@@ -13,7 +13,9 @@ import pytest
 
 from bench import decode_case
 from bench.figures import ChildError, Figures, measure_in_child
-from hetero_runtime import assembly, graph
+from hetero_runtime import graph
+from hetero_runtime.minds import Minds
+from hetero_runtime.mode import choose_mode
 
 FIGURES = Figures(
     engine="made up",
@@ -75,12 +77,11 @@ def test_start_is_what_assembling_an_engine_spends_on_capturing(monkeypatch: pyt
         execution=SimpleNamespace(mode="graph", max_rows=1, max_length=8),
         prediction=SimpleNamespace(predictor="none"),
         prefetch=SimpleNamespace(schedule="none"),
+        speculation=SimpleNamespace(drafter="none"),
     )
     parts: Any = SimpleNamespace(experts=[], orchestrator=SimpleNamespace(run_layer=None))
     with decode_case._captures_timed() as seconds:
-        chosen = assembly._choose_mode(
-            config, parts, foresight=None, routing=None, speculation=None, compressor=None
-        )
+        chosen: object = choose_mode(config, parts, Minds([], None, None, None), foresight=None)
         assert chosen is captured
     assert 0.02 <= sum(seconds) < 5
     assert graph.capture is capture
