@@ -21,7 +21,7 @@ KINDS = {
     "experts": ("up_kernel", "down_kernel", "sum_kernel"),
     "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append"),
     "products": ("nvjet", "gemm", "gemv", "cutlass", "splitK", "cublas", "_linear_"),
-    "predictor": ("_forecast_kernel",),
+    "predictor": ("_forecast_kernel", "_token_kernel", "_router_kernel"),
     "tables": (
         "_ensure_kernel",
         "_create_kernel",
@@ -30,8 +30,17 @@ KINDS = {
         "_propose_kernel",
         "_jsd_kernel",
     ),
-    "routing": ("_steer_kernel", "_select_kernel"),
-    "misses": ("_gather_", "_decode_kernel", "_await_kernel", "_unpack_kernel", "Memcpy HtoD"),
+    "routing": ("_decide_kernel",),
+    "misses": (
+        "_gather_",
+        "_decode_kernel",
+        "_await_kernel",
+        "_unpack_kernel",
+        "_divide_kernel",
+        "_call_kernel",
+        "_answer_kernel",
+        "Memcpy HtoD",
+    ),
 }
 """Kind to what the name of a kernel contains; the first that fits counts. `products` are those outside of
 experts; `small` is norms, routers, residual additions, sampling."""
