@@ -16,7 +16,7 @@ from transformers import Qwen3VLMoeForConditionalGeneration
 
 from bench.vl.drawing import NUM_CELLS
 from bench.vl.forward import IMAGE_START, BatchForward, Seen, Tokens
-from bench.vl.model import MERGE
+from bench.vl.geometry import MERGE
 from bench.vl.text import NO_TARGET, ROW_LENGTH
 from hetero_runtime.hf.visual import received_attention
 from hetero_scheduler.compression import ImageTokens, TokenSelector

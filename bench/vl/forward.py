@@ -16,7 +16,7 @@ from transformers import Qwen3VLMoeForConditionalGeneration
 from transformers.vision_utils import get_vision_position_ids
 
 from bench.vl.drawing import GRID, NUM_CELLS
-from bench.vl.model import MERGE, PATCH, PATCH_GRID
+from bench.vl.geometry import MERGE, PATCH, PATCH_GRID
 from bench.vl.text import PREFIX_LENGTH
 
 IMAGE_START = 2

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from bench.models import chat
 from bench.models.tokenizer import PAD
-from bench.vl.model import MERGE, PATCH
+from bench.vl.geometry import MERGE, PATCH
 from bench.vl.scenes import SIZE
 from bench.vl.text import wrap_tokenizer
 

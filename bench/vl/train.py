@@ -24,7 +24,7 @@ from transformers import Qwen3VLMoeForConditionalGeneration
 
 from bench.machine import command_line, git_commit, machine_facts
 from bench.vl.evaluate import Report, evaluate
-from bench.vl.model import Geometry
+from bench.vl.geometry import Geometry
 from bench.vl.model_card import Summary, write_card
 from bench.vl.pool import CHUNK, PicturePool
 from bench.vl.saving import as_shipped, save_model, write_parts

@@ -14,7 +14,7 @@ from bench.models.fast_forward import install_fast_forward
 from bench.models.train_tiny_moe import learning_rate
 from bench.vl.batches import DeviceBatches
 from bench.vl.forward import BatchForward
-from bench.vl.model import Geometry, build_model
+from bench.vl.geometry import Geometry, build_model
 from bench.vl.objective import Losses, Objective
 from bench.vl.pool import PicturePool
 from bench.vl.text import prefix_ids

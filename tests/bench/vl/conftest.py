@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoImageProcessor, AutoProcessor
 
-from bench.vl.model import Geometry
+from bench.vl.geometry import Geometry
 from bench.vl.text import make_tokenizer
 
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from bench import vl_ablation, vl_accuracy
 from bench.harness import ResultFile
 from bench.vl.comparison import Outcome
+from bench.vl.geometry import Geometry, build_model
 from bench.vl.held_out import ask_each, pairs
-from bench.vl.model import Geometry, build_model
 from bench.vl.saving import as_shipped, save_model
 from bench.vl_working_set import CASES, KEEP_RATIOS
 from hetero_scheduler.compression import METHODS

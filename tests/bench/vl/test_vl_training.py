@@ -21,7 +21,7 @@ from bench.vl.batches import DeviceBatches
 from bench.vl.drawing import NUM_CELLS
 from bench.vl.evaluate import answered_rightly, evaluate
 from bench.vl.forward import BatchForward
-from bench.vl.model import Geometry, build_model
+from bench.vl.geometry import Geometry, build_model
 from bench.vl.model_card import read_summary
 from bench.vl.objective import Objective, salience_loss
 from bench.vl.pool import CHUNK, PicturePool
