@@ -16,7 +16,6 @@ from hetero_gpu.experts.decode import MOST_TOKENS
 from hetero_runtime.config.combinations import MOST_CHECKED
 from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.hf.check_graphs import CheckGraphs
-from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Passes
 from hetero_runtime.speculation import CheckedSequences, Speculation
@@ -26,14 +25,15 @@ from hetero_runtime.turns import Turns
 from tests.architectures import build_checkpoint, prompt_ids, reference_model
 from tests.runtime.hf.plain import greedy_logits, tokens_of
 from tests.runtime.speculation.imagined import OneRow, OracleRow
+from tests.runtime.stepping.idle import IdleOrchestrator
 
 PROMPT = prompt_ids(9, seed=3)[0]
 NUM_TOKENS = 40
 MOST = 6
 
 
-class Experts:
-    """Stands for an orchestrator; remembers which rows of each step were tokens."""
+class Experts(IdleOrchestrator):
+    """Remembers which rows of each step were tokens."""
 
     def __init__(self) -> None:
         self.active = torch.ones(MOST, dtype=torch.bool)
@@ -41,18 +41,10 @@ class Experts:
 
     @contextmanager
     def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
-        yield
+        with super().pass_(phase, checkpoint=checkpoint):
+            yield
         if phase is Phase.DECODE:
             self.steps.append(self.active.tolist())
-
-    def expect_prompt(self, num_tokens: int) -> None:
-        assert num_tokens > 0
-
-    def device_stats(self) -> CacheStats:
-        return CacheStats()
-
-    def in_place_stats(self) -> InPlaceStats:
-        return InPlaceStats()
 
 
 class Recorder:

@@ -17,7 +17,6 @@ from hetero_gpu import CacheStats
 from hetero_runtime.errors import RequestError
 from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan
-from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Passes
 from hetero_runtime.stats import StatsRecorder
@@ -25,33 +24,25 @@ from hetero_runtime.stepping import Tokens, graph, make_stepper
 from hetero_runtime.turns import Turns
 from tests.architectures import build_checkpoint, prompt_ids, reference_model
 from tests.runtime.hf.plain import greedy_logits, tokens_of
+from tests.runtime.stepping.idle import IdleOrchestrator
 
 PROMPTS = [prompt_ids(5 + 3 * seed, seed=seed)[0].tolist() for seed in range(4)]
 NUM_TOKENS = 20
 
 
-class Experts:
-    """Stands for an orchestrator; `failure` is raised at the end of the next decode pass."""
+class Experts(IdleOrchestrator):
+    """`failure` is raised at the end of the next decode pass."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
 
     @contextmanager
     def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
-        checkpoint()
-        yield
+        with super().pass_(phase, checkpoint=checkpoint):
+            yield
         failure, self.failure = self.failure, None
         if phase is Phase.DECODE and failure is not None:
             raise failure
-
-    def expect_prompt(self, num_tokens: int) -> None:
-        assert num_tokens > 0
-
-    def device_stats(self) -> CacheStats:
-        return CacheStats()
-
-    def in_place_stats(self) -> InPlaceStats:
-        return InPlaceStats()
 
 
 class Diary:
