@@ -1,9 +1,9 @@
 """A drafter that is asked only where the text does not already say what comes.
 
 A network drafts where the text is new and is poor at copying; a text that goes on as it went before says for
-nothing, and surely, what follows. So the text itself is asked first. Where the network's drafts are all
-wrong, it rests: one pass, then two, four, eight, until something of it is kept again, so that text which
-nobody foresees costs little more than plain decoding.
+nothing, and surely, what follows. So the text itself is asked first. Where the network does not earn what its
+draft costs, it rests: one pass, then two, four, up to 32, until it earns it again, so that text which nobody
+foresees costs little more than plain decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hetero_runtime.speculation.prompt_lookup import PromptLookup
 
 SURE = 4
 """Tokens of a repetition that are believed: so many before it were alike."""
-LONGEST_REST = 8
+LONGEST_REST = 32
+WORTH = 2
+"""Tokens of a draft that must be kept: the network takes half a decode step, and its pass reads more experts."""
 
 
 class RepeatsFirst(Drafter):
@@ -51,7 +53,7 @@ class _Row(DraftRow):
         if not self._was_asked:
             return
         self._was_asked = False
-        if count > 1:
+        if count > WORTH:  # the first token of a pass is no draft's
             self._next_rest = 1
         else:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)

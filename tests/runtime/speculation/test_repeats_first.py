@@ -78,20 +78,21 @@ def test_what_is_heard_and_kept_reaches_the_other_always(row: DraftRow, other: N
     assert other.said == ["listen", "keep 5", "keep 2"]
 
 
-def test_after_failures_it_rests_longer_and_longer_until_something_is_kept(
-    row: DraftRow, other: Noting
+@pytest.mark.parametrize("kept", [1, 2])
+def test_drafts_that_do_not_pay_make_it_rest_longer_and_longer(
+    row: DraftRow, other: Noting, kept: int
 ) -> None:
     row.keep(4)  # the prompt
     asked = []
-    for _ in range(24):
+    for _ in range(90):
         before = other.said.count("draft")
         row.draft(NEW, 3)
         asked.append(other.said.count("draft") > before)
-        row.keep(1)
-    assert [step for step, was_asked in enumerate(asked) if was_asked] == [0, 2, 5, 10, 19]
+        row.keep(kept)  # none of its tokens, or one
+    assert [step for step, was_asked in enumerate(asked) if was_asked] == [0, 2, 5, 10, 19, 36, 69]
     while other.said[-1] != "draft":
         row.draft(NEW, 3)
-    row.keep(2)  # one of its tokens was right
+    row.keep(3)  # two of its tokens were right
     row.draft(NEW, 3)
     assert other.said[-1] == "draft"
 
