@@ -19,7 +19,7 @@ SURE = 4
 """Tokens of a repetition that are believed: so many before it were alike."""
 LONGEST_REST = 32
 WORTH = 2
-"""Tokens of a draft that must be kept: the network takes half a decode step, and its pass reads more experts."""
+"""Tokens of a draft that must be kept: it takes half a decode step, and its pass reads more experts."""
 
 
 class RepeatsFirst(Drafter):
