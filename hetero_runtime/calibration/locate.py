@@ -11,7 +11,7 @@ from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.prediction.locate import named_or_beside
 
 CALIBRATION_SUFFIX = ".calibration.safetensors"
 
@@ -26,8 +26,7 @@ def locate_calibration(config: RoutingConfig, geometry: Geometry) -> Path | None
     """
     if "calibration" not in READS[config.policy]:
         return None
-    is_auto = config.calibration == "auto"
-    path = beside(geometry.path, CALIBRATION_SUFFIX) if is_auto else Path(config.calibration).expanduser()
+    path = named_or_beside(config.calibration, geometry.path, CALIBRATION_SUFFIX)
     if not path.exists():
         raise ConfigError(
             f"routing.policy: {config.policy} needs a calibration of this model, and {path} does not exist; "
@@ -48,7 +47,7 @@ def locate_profile(config: PrefetchConfig, geometry: Geometry) -> Path | None:
     if config.schedule == "none" or config.popularity == "none":
         return None
     is_auto = config.popularity == "auto"
-    path = beside(geometry.path, CALIBRATION_SUFFIX) if is_auto else Path(config.popularity).expanduser()
+    path = named_or_beside(config.popularity, geometry.path, CALIBRATION_SUFFIX)
     if not path.exists():
         if is_auto:
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ import torch
 from hetero_cpu_kernels.experts import ExpertForm
 from hetero_cpu_kernels.ktransformers import CallMemory, KtLayer, KtPool
 from hetero_runtime.errors import DeviceError
-from hetero_runtime.in_place.base import Done, Floats, InPlaceExperts, Integers, Work
+from hetero_runtime.in_place.base import Done, Floats, Integers, Work
+from hetero_runtime.in_place.one_thread import OneThreadExperts
 from hetero_runtime.plan.in_place import KT_ROWS, KT_TOP_K
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,38 +36,32 @@ class _Rows(NamedTuple):
     weights: Floats
 
 
-class KtExperts(InPlaceExperts):
+class KtExperts(OneThreadExperts):
     """`records(layer)`: all experts of one, plain, uint8 `[experts, bytes]`, asked for once. `pool` is closed
     with this. Sums of a token's experts are kt-kernel's."""
 
     def __init__(
         self, form: ExpertForm, pool: KtPool, *, records: Callable[[int], Bytes], num_layers: int
     ) -> None:
+        # It waits by spinning, like kt-kernel's own: away from the workers.
+        super().__init__(
+            ThreadPoolExecutor(
+                1, "expert-kt", initializer=os.sched_setaffinity, initargs=(0, pool.spare_cpus)
+            )
+        )
         self.num_workers = pool.num_workers
         self._pool = pool
         memory = CallMemory(form.hidden, top_k=KT_TOP_K, most_tokens=KT_ROWS)
         self._layers = [KtLayer(pool, form, records(layer), memory=memory) for layer in range(num_layers)]
-        # It waits by spinning, like kt-kernel's own: away from the workers.
-        self._thread = ThreadPoolExecutor(
-            1, "expert-kt", initializer=os.sched_setaffinity, initargs=(0, pool.spare_cpus)
-        )
-        self._running: Future[Done] | None = None
-
-    def submit(self, work: Work) -> None:
-        if self._running is not None:
-            self.wait()
-        self._running = self._thread.submit(self._compute, work)
 
     def wait(self) -> Done:
-        assert self._running is not None, "wait without submitted work"
-        running, self._running = self._running, None
         try:
-            return running.result()
+            return super().wait()
         except RuntimeError as error:
             raise DeviceError(f"computing experts with kt-kernel failed: {error}") from error
 
     def close(self) -> None:
-        self._thread.shutdown()
+        super().close()
         self._layers.clear()
         self._pool.close()
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from hetero_runtime.experts.compute import ExpertMlp, Params
-from hetero_runtime.in_place.base import Done, InPlaceExperts, Work
+from hetero_runtime.in_place.base import Done, Work
+from hetero_runtime.in_place.one_thread import OneThreadExperts
 from hetero_scheduler import ExpertKey
 
 
-class TorchExperts(InPlaceExperts):
+class TorchExperts(OneThreadExperts):
     """`mlps`: one a layer, to run on the CPU. `parameters`: of one expert, on the CPU in `dtype`."""
 
     def __init__(
@@ -28,26 +29,12 @@ class TorchExperts(InPlaceExperts):
         dtype: torch.dtype,
         num_threads: int,
     ) -> None:
+        super().__init__(ThreadPoolExecutor(1, thread_name_prefix="expert-torch"))
         self.num_workers = num_threads
         self._mlps, self._parameters, self._dtype = mlps, parameters, dtype
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="expert-torch")
-        self._running: Future[Done] | None = None
         before = torch.get_num_threads()
         self._thread.submit(torch.set_num_threads, num_threads).result()
         torch.set_num_threads(before)  # the word is for that thread, and was taken as one for all to come
-
-    def submit(self, work: Work) -> None:
-        if self._running is not None:
-            self.wait()
-        self._running = self._thread.submit(self._compute, work)
-
-    def wait(self) -> Done:
-        assert self._running is not None, "wait without submitted work"
-        running, self._running = self._running, None
-        return running.result()
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
     @torch.no_grad()
     def _compute(self, work: Work) -> Done:

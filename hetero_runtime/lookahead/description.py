@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
-from hetero_runtime.checkpoint.safetensors_file import read_header
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
+from hetero_runtime.prediction.metadata import read_metadata
 from hetero_scheduler.predict.lookahead_features import LookaheadShape
 
 FORMAT = "hetero_runtime.lookahead/1"
@@ -32,23 +30,15 @@ class LookaheadFile(NamedTuple):
 
 def read_lookahead_description(path: Path) -> LookaheadFile:
     """Raises CheckpointError for a file that is missing, truncated or no lookahead predictor."""
-    num_bytes = sum(entry.num_bytes for entry in read_header(path))  # missing or truncated: it says so
+    metadata = read_metadata(path, FORMAT, remedy=CALIBRATE)
     try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); {CALIBRATE}") from error
-    found = metadata.get("format")
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}; {CALIBRATE}")
-    try:
-        described = json.loads(metadata["lookahead"])
+        described = json.loads(metadata.words["lookahead"])
         return LookaheadFile(
             RouterFingerprint(**described["fingerprint"]),
             LookaheadShape(**described["shape"]),
             int(described["semantic_depth"]),
             dict(described["notes"]),
-            num_bytes,
+            metadata.num_bytes,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -12,7 +12,7 @@ from hetero_runtime.lookahead.profile import PREFIX_SUFFIX, read_profiles
 from hetero_runtime.plan.geometry import Geometry, LookaheadGeometry
 from hetero_runtime.plan.prefix import ProfiledPrefix
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.prediction.locate import beside, named_or_beside
 
 
 class LocatedLookahead(NamedTuple):
@@ -31,8 +31,7 @@ def locate_lookahead(config: PredictionConfig, geometry: Geometry, *, device: st
     """
     if config.predictor != "lookahead_mlp":
         return None
-    is_auto = config.path == "auto"
-    path = beside(geometry.path, LOOKAHEAD_SUFFIX) if is_auto else Path(config.path).expanduser()
+    path = named_or_beside(config.path, geometry.path, LOOKAHEAD_SUFFIX)
     if not path.exists():
         raise ConfigError(
             f"prediction.predictor: lookahead_mlp needs a predictor of this model, and {path} does not "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.lookahead.profile import PrefixProfile
+from hetero_runtime.picture import new_figure, save_picture
 
 
 def draw_prefixes(profile: PrefixProfile, path: Path) -> None:
@@ -13,17 +13,9 @@ def draw_prefixes(profile: PrefixProfile, path: Path) -> None:
 
     Raises ConfigError where matplotlib is missing, DeviceError where `path` cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "pictures need matplotlib: pip install 'hetero-runtime[plot]', or leave out --plot"
-        ) from error
     points = sorted(profile.points, key=lambda point: point.pinned)
     pinned = [point.pinned for point in points]
-    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((6.0, 4.0))
     axes = figure.subplots()
     axes.plot(pinned, [point.seconds for point in points], "o-", color="#2f6fb0", label="prefill and decode")
     axes.plot(pinned, [point.decode_s for point in points], "s--", color="#d9822b", label="decode alone")
@@ -35,7 +27,4 @@ def draw_prefixes(profile: PrefixProfile, path: Path) -> None:
     axes.grid(axis="y", color="#e4e7ea")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise DeviceError(f"{path}: the picture cannot be written ({error}); name another file") from error
+    save_picture(figure, path)

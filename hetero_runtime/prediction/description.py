@@ -7,12 +7,10 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
-from hetero_runtime.checkpoint.safetensors_file import read_header
 from hetero_runtime.config.tree import Horizon
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
+from hetero_runtime.prediction.metadata import read_metadata
 
 FORMAT = "hetero_runtime.predictor/1"
 FOR_THIS_MODEL = (
@@ -38,25 +36,16 @@ class Description(NamedTuple):
 
 def read_description(path: Path) -> Description:
     """Raises CheckpointError for a file that is missing, truncated or no predictor."""
-    entries = read_header(path)  # missing or truncated: it says so
-    num_bytes = sum(entry.num_bytes for entry in entries)
+    metadata = read_metadata(path, FORMAT, remedy=TRAIN_ANEW)
     try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); {TRAIN_ANEW}") from error
-    found = metadata.get("format")
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}; {TRAIN_ANEW}")
-    try:
-        described = json.loads(metadata["predictor"])
+        described = json.loads(metadata.words["predictor"])
         fingerprint = RouterFingerprint(**described["fingerprint"])
         groups, notes = list(described["groups"]), dict(described["notes"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path}: metadata `predictor` is incomplete ({error!r}); {TRAIN_ANEW}"
         ) from error
-    return Description(fingerprint, groups, notes, num_bytes, _horizons({entry.key for entry in entries}))
+    return Description(fingerprint, groups, notes, metadata.num_bytes, _horizons(metadata.names))
 
 
 def _horizons(names: Set[str]) -> tuple[Horizon, ...]:

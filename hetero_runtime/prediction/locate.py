@@ -33,7 +33,7 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
     """
     if config.predictor != "mamba2":
         return None
-    path = beside(geometry.path) if config.path == "auto" else Path(config.path).expanduser()
+    path = named_or_beside(config.path, geometry.path)
     if not path.exists():
         raise ConfigError(
             f"prediction.predictor: mamba2 needs a predictor trained for this model, and {path} does not "
@@ -55,3 +55,8 @@ def beside(folder: Path, suffix: str = SUFFIX) -> Path:
     """The file that belongs to the model in `folder`: beside it, named like it, with `suffix`."""
     folder = folder.resolve()
     return folder.with_name(folder.name + suffix)
+
+
+def named_or_beside(named: str, folder: Path, suffix: str = SUFFIX) -> Path:
+    """The file that a key of the configuration means: `named`, or for `auto` the one beside the model."""
+    return beside(folder, suffix) if named == "auto" else Path(named).expanduser()

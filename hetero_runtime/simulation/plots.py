@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetero_runtime.errors import ConfigError, DeviceError
+from hetero_runtime.picture import new_figure, save_picture
 from hetero_runtime.simulation.report import policy_name, trace_line
 from hetero_runtime.trace.file import TraceInfo
 from hetero_scheduler.simulator import SimulationResult
@@ -28,17 +28,9 @@ def draw_hit_rates(results: Sequence[SimulationResult], info: TraceInfo, path: P
 
     Raises ConfigError where matplotlib is missing, DeviceError where `path` cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "pictures need matplotlib: pip install 'hetero-runtime[plot]', or leave out --plot"
-        ) from error
     pools = list(dict.fromkeys(result.scenario.pool for result in results))
     names = list(dict.fromkeys(policy_name(result.scenario) for result in results))
-    figure = Figure(figsize=(_PANEL[0] * len(pools) + _LEGEND, _PANEL[1]), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((_PANEL[0] * len(pools) + _LEGEND, _PANEL[1]))
     panels = figure.subplots(1, len(pools), sharey=True, squeeze=False)[0]
     for axes, pool in zip(panels, pools, strict=True):
         _draw_panel(axes, [result for result in results if result.scenario.pool == pool], names)
@@ -49,10 +41,7 @@ def draw_hit_rates(results: Sequence[SimulationResult], info: TraceInfo, path: P
         *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9
     )
     figure.suptitle(trace_line(results, info), fontsize=9, x=0.01, horizontalalignment="left")
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise DeviceError(f"{path}: the picture cannot be written ({error}); name another file") from error
+    save_picture(figure, path)
 
 
 def _draw_panel(axes: Axes, results: Sequence[SimulationResult], names: list[str]) -> None:

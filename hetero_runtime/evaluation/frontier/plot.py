@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.evaluation.frontier.base import Point
+from hetero_runtime.picture import new_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,19 +26,11 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
     Points without divergence lie at the foot of the logarithmic axis. Raises ConfigError where matplotlib is
     missing, DeviceError where `path` cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "pictures need matplotlib: pip install 'hetero-runtime[plot]', or leave out --plot"
-        ) from error
     residencies = list(dict.fromkeys(point.residency for point in points))
     families = list(dict.fromkeys(point.contender.family for point in points))
     measures = _COPIES | (_TIMES if any(point.engine_ms is not None for point in points) else {})
     size = (_PANEL[0] * len(measures) + _LEGEND, _PANEL[1] * len(residencies))
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(size)
     panels = figure.subplots(len(residencies), len(measures), sharey=True, squeeze=False)
     for row, residency in zip(panels, residencies, strict=True):
         mine = [point for point in points if point.residency == residency]
@@ -51,10 +43,7 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
         *panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9
     )
     figure.suptitle(title, fontsize=9, x=0.01, horizontalalignment="left")
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise DeviceError(f"{path}: the picture cannot be written ({error}); name another file") from error
+    save_picture(figure, path)
 
 
 def _draw_panel(axes: Axes, points: Sequence[Point], families: list[str], measure: str) -> None:
