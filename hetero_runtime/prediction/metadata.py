@@ -20,7 +20,7 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(path: Path, file_format: str, *, remedy: str) -> Metadata:
-    """Raises CheckpointError, with the `remedy`, for a file that is missing, cut short or of another format."""
+    """Raises CheckpointError, with the `remedy`, for a file that is missing, cut short or of another kind."""
     entries = read_header(path)  # missing or truncated: it says so
     try:
         with safe_open(path, "numpy") as file:
