@@ -180,7 +180,7 @@ def load(plan: Plan, case: Case, routing: Experts | None) -> Loaded:
     words = {"eviction": {"policy": case.policy}, "misses": {"handler": case.misses}}
     if routing is None:
         return opened(plan, case, words)
-    return opened(plan, case, words, replay=partial(_replay_experts, routing=routing))
+    return opened(plan, case, words, replay=partial(replay_experts, routing=routing))
 
 
 def opened(
@@ -213,7 +213,8 @@ def opened(
     return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, start_s, parts.slabs.record_bytes)
 
 
-def _replay_experts(parts: Parts, *, routing: Experts) -> None:
+def replay_experts(parts: Parts, *, routing: Experts) -> None:
+    """From now on `routing`, `[tokens, layers, top_k]`, says which experts run, whatever the routers say."""
     replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
     attach(list(expert_modules(parts.model).values()), replay)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,8 @@ from pathlib import Path
 BLOCK_BYTES = 16 << 20
 
 
-def direct_read_gb_s(files: Sequence[Path], *, threads: int) -> float:
-    """GB/s of reading all `files` once, around the page cache.
+def direct_read_gb_s(files: Sequence[Path], *, threads: int, most_bytes: int | None = None) -> float:
+    """GB/s of reading all `files` once, around the page cache; of each no more than `most_bytes`.
 
     Raises OSError where the file system refuses direct reads.
     """
@@ -26,7 +27,7 @@ def direct_read_gb_s(files: Sequence[Path], *, threads: int) -> float:
         blocks = [
             (descriptor, begin)
             for descriptor in descriptors
-            for begin in range(0, os.fstat(descriptor).st_size, BLOCK_BYTES)
+            for begin in range(0, min(os.fstat(descriptor).st_size, most_bytes or sys.maxsize), BLOCK_BYTES)
         ]
         began = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:

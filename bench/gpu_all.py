@@ -2,7 +2,7 @@
 
     python3 -m bench.gpu_all --out DIR --corpus CORPUS [--work FOLDER] [--layers 16] [--freetoken-site SITE]
 
-DIR gets the result files, FOLDER (20 GB for 16 layers, on the disk that is to be measured) the checkpoint;
+DIR gets the result files, FOLDER (50 GB for 16 layers, on the disk that is to be measured) the checkpoint;
 FreeToken is measured where SITE has its wheels. On a copy of the tree without its history, set BENCH_COMMIT
 to the commit that it is.
 """
@@ -38,6 +38,7 @@ def parts_of(out: Path, corpus: Path, work: Path, layers: int, *, site: Path | N
     replayed = (*measured, "--routing", routing)
     both = ("checkpoint", "routing")
     peer = ("--checkpoint", checkpoint, "--routing", routing, "--results", str(out))
+    tiers = ("bench.gpu_tiers", "--routing", routing, "--folder", str(work), "--results", str(out))
     record = ("bench.routing_replay", "--corpus", str(corpus), "--out", routing)
     parts = [
         Part("routing", record, 60),
@@ -47,6 +48,7 @@ def parts_of(out: Path, corpus: Path, work: Path, layers: int, *, site: Path | N
         Part("graph", ("bench.graph_decode", *replayed), 180, both),
         Part("breakdown", ("bench.step_breakdown", *replayed), 120, both),
         Part("context", ("bench.context_decode", *measured), 90, ("checkpoint",)),
+        Part("tiers", tiers, 400, ("routing",)),
     ]
     if site is not None:
         words = ("bench.against_freetoken", *peer, "--freetoken-site", str(site))

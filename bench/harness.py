@@ -104,10 +104,19 @@ class ResultFile:
     @classmethod
     def write(cls, bench: str, rows: Sequence[Row], *, folder: Path = RESULTS) -> Path:
         """Print a table, write `folder/bench.json`, print one JSON line; return the path."""
+        result = cls.of(bench, rows)
+        path = result.save(folder)
+        result.print_table()
+        print(json.dumps(dataclasses.asdict(result)))
+        return path
+
+    @classmethod
+    def of(cls, bench: str, rows: Sequence[Row]) -> ResultFile:
+        """Those rows, measured here and now. Raises ValueError when two have one id."""
         ids = [row.id for row in rows]
         if len(set(ids)) != len(ids):
             raise ValueError(f"bench {bench}: a row id occurs twice in {ids}")
-        result = cls(
+        return cls(
             bench=bench,
             commit=git_commit(),
             command=command_line(),
@@ -115,10 +124,6 @@ class ResultFile:
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
             rows=tuple(rows),
         )
-        path = result.save(folder)
-        result.print_table()
-        print(json.dumps(dataclasses.asdict(result)))
-        return path
 
     def save(self, folder: Path) -> Path:
         """Write `folder/bench.json` and return its path."""

@@ -51,14 +51,15 @@ def main() -> None:
 
     experts = experts_of(arguments.folder)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts again from here
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     store = load_store(experts, threads=arguments.threads)
-    memory = LoadMemory(store.bank_bytes, before, _status_bytes("VmHWM"))
+    memory = LoadMemory(store.bank_bytes, before, status_bytes("VmHWM"))
     store.close()
     print(json.dumps(memory._asdict()))
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """`VmRSS`, `VmHWM` or the like of this process, in bytes."""
     status = Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8")
     found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None, f"this kernel does not report {field}"

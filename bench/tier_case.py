@@ -1,8 +1,11 @@
-"""One engine in a process of its own, in a control group if one is named: what it says, how fast.
+"""One engine in a process of its own, in a control group if one is named: its text, speed and memory.
 
     python -m bench.tier_case MODEL --config '{"memory": {"backing": "direct"}}' --tokens 64
 
 prints a JSON object, a `TierCase`, on the last line.
+
+    long prompt │ a few tokens │ answer │ answer │ answer │ answer
+    reads all   │ warm up      │ measured
 """
 
 from __future__ import annotations
@@ -14,14 +17,36 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bench.bundled_decode import PROMPTS
 from bench.machine import ROOT
 from bench.memory_limit import LimitedGroup, join
+from bench.peak_memory import MemoryWatch, PeakMemory
+
+if TYPE_CHECKING:
+    from hetero_runtime.plan import MemoryPlan
+    from hetero_runtime.stats import EngineStats
 
 LONG_PROMPT = 256
 """Tokens whose experts are nearly all there are: they are loaded one after another as the disk gives them."""
+WARM_UP_TOKENS = 4
+
+
+class Planned(NamedTuple):
+    """Bytes at the peak of the plan, and of all experts."""
+
+    host: int
+    device: int
+    experts: int
+
+    @classmethod
+    def of(cls, plan: MemoryPlan) -> Self:
+        """What `plan` says."""
+        from hetero_runtime.plan.demand import PHASES
+
+        host, device = (max(plan.used_bytes(tier, phase) for phase in PHASES) for tier in ("host", "device"))
+        return cls(host, device, plan.geometry.bank_bytes)
 
 
 class TierCase(NamedTuple):
@@ -31,47 +56,116 @@ class TierCase(NamedTuple):
     tok_s: float
     hit_rate: float
     read_bytes: int
-    """In decode."""
+    """Into the slabs that computation reads."""
     prompt_read_gb_s: float
     """While reads were under way, in a long prompt; 0 where nothing is read."""
     slabs: int
+    host_hit_rate: float = 0.0
+    """Of what those slabs were given, what lay in host memory on the way; 0 where nothing lies between."""
+    disk_bytes: int = 0
+    disk_gb_s: float = 0.0
+    """While reads were under way; 0 where nothing is read."""
+    peak: PeakMemory = PeakMemory(0, 0, 0)
+    planned: Planned = Planned(0, 0, 0)
 
     @classmethod
     def run(
-        cls, model: Path, config: Mapping[str, Any], *, tokens: int, group: LimitedGroup | None = None
+        cls,
+        model: Path,
+        config: Mapping[str, Any],
+        *,
+        tokens: int,
+        group: LimitedGroup | None = None,
+        routing: Path | None = None,
+        limit_s: float | None = None,
     ) -> Self:
-        """Run the case in a child, inside `group`. Raises CalledProcessError when it fails or is killed."""
+        """Run the case in a child, inside `group`. Raises CalledProcessError when it fails or is killed,
+        TimeoutExpired after `limit_s`."""
         command = [sys.executable, "-m", "bench.tier_case", str(model), "--tokens", str(tokens)]
         command += ["--config", json.dumps(config)]
         if group is not None:
             command += ["--group", str(group.folder)]
+        if routing is not None:
+            command += ["--routing", str(routing)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=limit_s,
         )
-        return cls(**json.loads(done.stdout.splitlines()[-1]))
+        return cls.from_json(done.stdout.splitlines()[-1])
 
     @classmethod
-    def measure(cls, model: Path, config: Mapping[str, Any], *, tokens: int) -> Self:
-        """Load the engine here and let it answer."""
-        from hetero_runtime import Engine
+    def from_json(cls, text: str) -> Self:
+        """What a child printed."""
+        found = json.loads(text)
+        found |= {"peak": PeakMemory(*found["peak"]), "planned": Planned(*found["planned"])}
+        return cls(**found)
 
-        with Engine.load({**config, "model": {"path": str(model)}}) as engine:
-            engine.generate(list(range(100, 100 + LONG_PROMPT)), max_tokens=1)
-            long = engine.stats()
-            options: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True, "max_tokens": tokens}
-            answers = [engine.generate(prompt, seed=i, **options) for i, prompt in enumerate(PROMPTS)]
-            engine.check()
-            end = engine.stats()
-        cache = end.decode.cache - long.decode.cache
+    @classmethod
+    def measure(
+        cls, model: Path, config: Mapping[str, Any], *, tokens: int, routing: Path | None = None
+    ) -> Self:
+        """Load the engine here and let it answer. `routing`: what says which experts run; None: routers."""
+        import torch
+
+        from hetero_runtime.assembly import assemble
+        from hetero_runtime.engine import Engine
+        from hetero_runtime.planned import plan_for
+        from hetero_runtime.source import config_from
+
+        planned = plan_for(config_from({**config, "model": {"path": str(model)}}, {}))
+        with MemoryWatch(torch.device(planned.config.torch_device)) as watch:
+            parts = assemble(planned.config)
+            if routing is not None:
+                _replay(parts, model, routing)
+            with Engine(parts) as engine:
+                engine.generate(list(range(100, 100 + LONG_PROMPT)), max_tokens=1)
+                long = engine.stats()
+                options: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
+                engine.generate(PROMPTS[0], seed=len(PROMPTS), max_tokens=WARM_UP_TOKENS, **options)
+                warm = engine.stats()
+                answers = [
+                    engine.generate(prompt, seed=i, max_tokens=tokens, **options).token_ids
+                    for i, prompt in enumerate(PROMPTS)
+                ]
+                engine.check()
+                end, peak = engine.stats(), watch.peak()
         return cls(
-            text=[token for answer in answers for token in answer.token_ids],
-            tok_s=len(answers) * (tokens - 1) / (end.decode.seconds - long.decode.seconds),
-            hit_rate=cache.hit_rate,
-            read_bytes=cache.bytes_moved,
+            text=[token for answer in answers for token in answer],
+            tok_s=len(answers) * (tokens - 1) / (end.decode.seconds - warm.decode.seconds),
             prompt_read_gb_s=long.disk.num_bytes / long.disk.busy_s / 1e9 if long.disk.reads else 0.0,
             slabs=sum(end.slots),
+            peak=peak,
+            planned=Planned.of(planned.memory),
+            **_moved(warm, end),
         )
+
+
+def _moved(begin: EngineStats, end: EngineStats) -> dict[str, Any]:
+    """What decode, and the short prompts between, moved and found, by fields of TierCase."""
+    cache = end.decode.cache - begin.decode.cache
+    num_bytes, busy_s = end.disk.num_bytes - begin.disk.num_bytes, end.disk.busy_s - begin.disk.busy_s
+    reads, spared = end.disk.reads - begin.disk.reads, end.disk.spared - begin.disk.spared
+    return {
+        "hit_rate": cache.hit_rate,
+        "read_bytes": cache.bytes_moved,
+        "host_hit_rate": spared / (spared + reads) if spared else 0.0,
+        "disk_bytes": num_bytes,
+        "disk_gb_s": num_bytes / busy_s / 1e9 if reads else 0.0,
+    }
+
+
+def _replay(parts: Any, model: Path, routing: Path) -> None:
+    """Let the recording at `routing` choose the experts of `parts`."""
+    from bench.decode_case import model_sizes, replay_experts
+    from bench.routing import RecordedRouting
+
+    replay_experts(parts, routing=RecordedRouting.load(routing).laid_over(**model_sizes(model)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,10 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=json.loads, required=True, help="JSON")
     parser.add_argument("--tokens", type=int, required=True, help="of each answer")
     parser.add_argument("--group", type=Path, help="control group to join first")
+    parser.add_argument("--routing", type=Path, help="what bench.routing_replay recorded; default: its own")
     options = parser.parse_args(arguments)
     if options.group is not None:
         join(options.group)
-    case = TierCase.measure(options.model, options.config, tokens=options.tokens)
+    case = TierCase.measure(options.model, options.config, tokens=options.tokens, routing=options.routing)
     print(json.dumps(case._asdict()))
 
 

@@ -59,12 +59,17 @@ class Made(NamedTuple):
 def make(folder: Path, factor: int) -> Made:
     """Write the model and pack it."""
     model = write_widened(folder / "model", factor)
+    return Made(model, pack_beside(model))
+
+
+def pack_beside(model: Path) -> Path:
+    """Pack `model` with the product's own command; the file lies beside it, on the disk."""
     file = beside(model)
     command = [sys.executable, "-m", "hetero_runtime", "pack", str(model), "--out", str(file)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     os.sync()
-    return Made(model, file)
+    return file
 
 
 def unlimited(made: Made, tokens: int) -> dict[str, TierCase]:

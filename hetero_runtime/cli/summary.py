@@ -76,6 +76,7 @@ def _read(disk: ReadStats) -> str:
     """`1,234, 5,678.9 MB at 1.10 GB/s`, and tries anew where there were any."""
     rate = disk.num_bytes / max(disk.busy_s, 1e-9) / 1e9
     text = f"{disk.reads:,}, {disk.num_bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
+    text += f", {disk.spared:,} found in host memory" if disk.spared else ""
     return f"{text}, {disk.retries:,} tried again" if disk.retries else text
 
 

@@ -40,13 +40,14 @@ SMOOTHING = 0.1
 
 class ReadStats(NamedTuple):
     """What was read since the start; `retries` and `failures` count reads of whole records. `busy_s`: seconds
-    in which at least one read was under way."""
+    in which at least one read was under way. `spared`: records for a device that host memory had."""
 
     reads: int = 0
     num_bytes: int = 0
     retries: int = 0
     failures: int = 0
     busy_s: float = 0.0
+    spared: int = 0
 
 
 class _State(Enum):

@@ -40,10 +40,11 @@ _NO_ROOM_FIX = "lower memory.slabs (or memory.residency), or memory.pinned_prefi
 
 @dataclass(frozen=True)
 class HostTier:
-    """Host slabs between a source and the device's."""
+    """Host slabs between a source and the device's. `copier`: moves records through them."""
 
     slabs: HostSlabs
     cache: SlabCache
+    copier: TwoHopCopier
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Supply:
 
     def read_stats(self) -> ReadStats:
         """What was read from below host memory; zeros where nothing lies there."""
-        return ReadStats() if self.reads is None else self.reads.stats()
+        stats = ReadStats() if self.reads is None else self.reads.stats()
+        return stats if self.host is None else stats._replace(spared=self.host.copier.num_spared)
 
     def close(self) -> None:
         """Wait for copies under way, end threads, free the host slabs. Safe to call twice."""
@@ -140,7 +142,7 @@ def _over_host(
         link = make_copier(device, registration=staging, record_bytes=record_bytes)
     link_s = measure_link(link, host_slabs.slab(0), slabs.slab(0)).seconds
     copier = TwoHopCopier(host, reads=reads, link=link, link_s=link_s)
-    return Supply(copier, _stored(store), lambda: copier, reads, HostTier(host_slabs, host))
+    return Supply(copier, _stored(store), lambda: copier, reads, HostTier(host_slabs, host, copier))
 
 
 def _stored(store: ExpertStore) -> Callable[[ExpertKey], StoredRecord]:

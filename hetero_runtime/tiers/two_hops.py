@@ -87,6 +87,8 @@ class TwoHopCopier(Copier[StoredRecord]):
         self._host, self._reads, self._link, self._link_s = host, reads, link, link_s
         self._guard = threading.Lock()
         self._under_way: list[TwoHops] = []
+        self.num_spared = 0
+        """Records asked for that host memory had, or was about to have."""
 
     def submit(self, source: StoredRecord, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
         self._release_arrived()
@@ -157,9 +159,12 @@ class TwoHopCopier(Copier[StoredRecord]):
     def _hold(self, key: ExpertKey) -> bool:
         """Have `key` in a host slab, or on its way there, and keep it. False while all slabs are held."""
         lookup = self._host.lookup(key)
+        if lookup is Lookup.MISS:
+            return self._host.prefetch(key)
         if lookup is Lookup.HIT:
             self._host.pin(key)
-        return lookup is not Lookup.MISS or self._host.prefetch(key)
+        self.num_spared += 1
+        return True
 
     def _release_arrived(self) -> None:
         """Host slabs whose bytes nobody needs any more are evictable again."""
