@@ -83,9 +83,16 @@ class EngineStats:
     drafts: DraftStats = DraftStats()
     compression: CompressionStats = field(default_factory=CompressionStats)
 
+    @property
+    def prefetches_open(self) -> int:
+        """Prefetches of both phases that nothing has required so far; all others were used, late or wasted,
+        and count in the phase in which that turned out: what a prompt fetched, decode may use."""
+        return (self.prefill.cache + self.decode.cache).prefetches_open
+
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and names, for `--json`."""
         result = asdict(self)
+        result["prefetches_open"] = self.prefetches_open
         result["slots"], result["disk"] = self.slots._asdict(), self.disk._asdict()
         for phase in ("prefill", "decode"):
             stats: PhaseStats = getattr(self, phase)

@@ -46,6 +46,7 @@ class SlabCache:
         self._in_flight: dict[int, Transfer] = {}
         self._fetching: dict[ExpertKey, None] = {}  # in the order of their submission
         self._unproven: set[ExpertKey] = set()  # prefetched, and not required since
+        self._num_unfollowed = 0  # of them, those that were lent
         self._last_read = self._fence_all()  # before, the memory of the slabs may have been another tensor's
         self._stats = CacheStats()
 
@@ -140,7 +141,8 @@ class SlabCache:
         return self._copier.stall_s()
 
     def check(self) -> None:
-        """Assert that slots are conserved and every copy in flight belongs to a held slot."""
+        """Assert that slots are conserved, every copy in flight belongs to a held slot, and every prefetch
+        has come to one end or is still awaited."""
         self._machine.check()
         num_fetching = self._machine.counts().fetch
         assert len(self._fetching) == num_fetching, (
@@ -150,6 +152,8 @@ class SlabCache:
             assert self._machine.state(slot) is not SlotState.EMPTY, (
                 f"a copy into empty slot {slot} is tracked"
             )
+        num_open = len(self._unproven) + self._num_unfollowed
+        assert self._stats.prefetches_open == num_open, f"{num_open} prefetches are open: {self._stats}"
 
     # ---- commands
 
@@ -256,6 +260,7 @@ class SlabCache:
         self._in_flight.clear()
         self.settle()
         take(self._machine, self._eviction)
+        self._num_unfollowed += len(self._unproven)
         self._unproven.clear()  # whether it is still here is not followed from now on
         self._last_read = self._fence_all()
 

@@ -35,7 +35,9 @@ def summary_table(
         table.add_row("hit rate of LRU, same routing", "", f"{lru_hit_rate:.1%}")
     if any(phase.cache.prefetches for phase in phases):
         table.add_row("hits: resident + prefetched", *(_split(phase) for phase in phases))
-        table.add_row("prefetches: landed, late, wasted", *(_amiss(phase) for phase in phases))
+        table.add_row("prefetches", *(f"{phase.cache.prefetches:,}" for phase in phases))
+        table.add_row("of all: used, late, wasted", *(_settled(phase) for phase in phases))
+        table.add_row("of all: not required so far", "", f"{stats.prefetches_open:,}")
     if any(phase.prediction.layers for phase in phases):
         table.add_row("prediction, a layer", *(f"{phase.prediction.ms_a_layer:.2f} ms" for phase in phases))
     if stats.compression.prompts:
@@ -116,10 +118,9 @@ def _split(phase: PhaseStats) -> str:
     return f"{cache.hits - cache.hits_prefetched:,} + {cache.hits_prefetched:,}"
 
 
-def _amiss(phase: PhaseStats) -> str:
+def _settled(phase: PhaseStats) -> str:
     cache = phase.cache
-    landed = cache.prefetches - cache.prefetches_dropped - cache.late
-    return f"{max(0, landed):,}, {cache.late:,}, {cache.prefetches_wasted:,} of {cache.prefetches:,}"
+    return f"{cache.hits_prefetched:,}, {cache.late:,}, {cache.prefetches_wasted:,}"
 
 
 def _stalled(phase: PhaseStats) -> str:

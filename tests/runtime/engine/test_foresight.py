@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from hetero_gpu import SlabCache
+from hetero_runtime.cli.summary import summary_table
 from hetero_runtime.config import load_config
 from hetero_runtime.config.tree import Horizon
 from hetero_runtime.engine import Engine
@@ -108,8 +112,27 @@ def test_prefetches_on_any_link_change_no_bit(
         assert cache.prefetches > 20
     assert cache.required == cache.hits + cache.late + cache.misses
     assert 0 <= cache.hits_prefetched <= cache.hits
-    settled = cache.hits_prefetched + cache.late + cache.prefetches_wasted
-    assert settled <= cache.prefetches + engine.stats().prefill.cache.prefetches
+    assert 0 <= engine.stats().prefetches_open == engine._parts.cache.stats().prefetches_open
+
+
+def test_every_prefetch_of_a_prompt_comes_to_an_end_in_the_table(
+    foreseen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever phase it was made in, and whichever it was used or wasted in."""
+    imagine_link(monkeypatch, 0.02)
+    with load(foreseen, "cpu", {"residency": 0.8}) as engine:
+        completion = engine.generate(PROMPT[0].tolist(), max_tokens=NUM_TOKENS, ignore_eos=True)
+        stats = engine.stats()
+        written = io.StringIO()
+        Console(file=written, width=120).print(summary_table(stats, completion.timings))
+
+    def numbers(label: str) -> list[int]:
+        line = next(line for line in written.getvalue().splitlines() if line.startswith(label))
+        return [int(number) for number in re.findall(r"\d+", line.removeprefix(label))]
+
+    made, ends = numbers("prefetches"), numbers("of all: used, late, wasted")
+    assert sum(ends[:3]) < made[0], "decode came upon nothing that the prompt had fetched"
+    assert sum(ends) + sum(numbers("of all: not required so far")) == sum(made)
 
 
 @pytest.mark.parametrize("horizon", ["token", "layer"])
