@@ -6,7 +6,8 @@
 
 How many of a layer's misses go to the CPU is a table of the host, made anew from the policy's costs between
 passes; which ones, the device decides. The device waits within bounds: a thread that died or hangs makes an
-error of the pass, and no hung device. What a backend raised is raised after the pass.
+error of the pass, and no hung device. What a backend raised is raised after the pass. A thread that died is
+told of once, with the first thing that went wrong, and the next pass has another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.control.copy_engine import sleep_address
+from hetero_gpu.control.fault import TableError
 from hetero_gpu.in_place import Division, Mailbox, add_answer, answer, await_call, call, divide
 from hetero_gpu.in_place.divide import MOST_LOOKS
 from hetero_gpu.in_place.listen import compile_listening
@@ -56,13 +58,10 @@ class CapturedInPlace:
         self._stats, self._num_since = InPlaceStats(), 0
         self._numbers: list[int] = []
         self._failure: BaseException | None = None
-        self._answered = region.read(Word.CALLS)
-        region.write(Word.ANSWERS, self._answered)
-        region.write(Word.STOP, 0)
+        self._is_closing = False
         compile_listening()
-        self.update()
-        self._thread = threading.Thread(target=self._serve, name="hetero-in-place", daemon=True)
-        self._thread.start()
+        self._thread = self._start()
+        self.begin_pass()
 
     # ---- captured, for each layer
 
@@ -93,8 +92,11 @@ class CapturedInPlace:
 
     # ---- by the host, between passes
 
-    def update(self) -> None:
-        """Make the table anew where enough calls were answered since. Waits for nothing."""
+    def begin_pass(self) -> None:
+        """Put another thread in the place of one that died, which waits for the device; make the table anew
+        where enough calls were answered since, which waits for nothing."""
+        if not self._thread.is_alive():
+            self.finish()
         if self._numbers and self._num_since < CALLS_BETWEEN:
             return
         self._num_since = 0
@@ -107,12 +109,10 @@ class CapturedInPlace:
             self._policy.give_up()
 
     def raise_if_failed(self) -> None:
-        """Raise what went wrong on the CPU, once."""
+        """Raise the first thing that went wrong on the CPU, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if not self._thread.is_alive():
-            raise DeviceError("the thread that computes experts on the CPU has ended")
 
     def finish(self) -> None:
         """Bring every call to its end, so that the next pass begins afresh. Waits for the device."""
@@ -126,6 +126,9 @@ class CapturedInPlace:
                 )
             time.sleep(_POLL_S)
         self._division.patience.fill_(MOST_LOOKS)
+        if not self._thread.is_alive():
+            self._region.forget(TableError.NO_ANSWER)  # its end is told, or will be, in place of that
+            self._thread = self._start()
 
     def stats(self) -> InPlaceStats:
         """Since the engine began, or since `forget_counts`."""
@@ -137,6 +140,7 @@ class CapturedInPlace:
 
     def close(self) -> None:
         """End the thread and the backend; no step may follow."""
+        self._is_closing = True
         self._region.write(Word.STOP, 1)
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
@@ -151,7 +155,27 @@ class CapturedInPlace:
 
     # ---- the thread
 
+    def _start(self) -> threading.Thread:
+        """A thread that answers the calls to come; the device has nothing to do."""
+        self._answered = self._region.read(Word.CALLS)
+        self._region.write(Word.ANSWERS, self._answered)
+        self._region.write(Word.STOP, 0)
+        thread = threading.Thread(target=self._serve, name="hetero-in-place", daemon=True)
+        thread.start()
+        return thread
+
     def _serve(self) -> None:
+        try:
+            self._answer_calls()
+        except BaseException as error:
+            self._failure = self._failure or error
+        if not self._is_closing:
+            self._failure = self._failure or DeviceError(
+                "the thread that computes experts on the CPU has ended; the next request starts another"
+            )
+
+    def _answer_calls(self) -> None:
+        """Until it is told to stop."""
         region, sleep = self._region.host_address, sleep_address()
         while True:
             number = await_call(region, self._answered, sleep)

@@ -63,7 +63,7 @@ class DeviceOrchestrator(Orchestrator):
         self._hand_over(to_device=phase is Phase.DECODE)
         if phase is Phase.DECODE:
             if self._in_place is not None:
-                self._in_place.update()
+                self._in_place.begin_pass()
             yield
             if self._in_place is not None:
                 self._in_place.raise_if_failed()

@@ -110,6 +110,11 @@ class ControlRegion:
         """Set a word that the host owns (or, before anything runs, any word)."""
         self._view[word] = value
 
+    def forget(self, code: TableError) -> None:
+        """Clear the error word where it says `code`, which is told in another way. No kernel runs."""
+        if self.read(Word.ERROR) == code:
+            self.write(Word.ERROR, TableError.NONE)
+
     def restart(self, num_tasks: int) -> None:
         """As new, after `num_tasks` tasks that are all accounted for. No worker, no kernel runs."""
         for word in (Word.PAUSE, Word.ERROR, Word.STOP, Word.FAILURE):

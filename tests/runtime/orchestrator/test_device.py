@@ -22,7 +22,7 @@ from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
-from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator import Orchestrator, Phase, captured_in_place
 from hetero_runtime.orchestrator.captured_in_place import CALLS_BETWEEN, CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
@@ -282,13 +282,43 @@ def test_what_fails_on_the_cpu_fails_the_pass_and_the_next_text_is_served(
     run.orchestrator.check()
 
 
-def test_a_thread_that_died_is_an_error_and_no_hanging_device(start: Callable[..., InPlaceRun]) -> None:
+@pytest.mark.parametrize(
+    "when", [pytest.param("between two passes", marks=pytest.mark.slow), "within a pass"]
+)
+def test_a_thread_that_died_is_told_of_once_and_the_next_text_has_another(
+    when: str, start: Callable[..., InPlaceRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no device hangs."""
     run = start("Mixtral", "cpu")
-    run.in_place._region.write(Word.STOP, 1)
-    run.in_place._thread.join(10)
-    run.in_place._division.patience.fill_(5)
+
+    def die() -> None:
+        run.in_place._region.write(Word.STOP, 1)
+        run.in_place._thread.join(10)
+        run.in_place._division.patience.fill_(5)
+
+    if when == "between two passes":
+        die()
+    else:
+        decode = run.sequences.decode
+        monkeypatch.setattr(run.sequences, "decode", lambda token: (die(), decode(token))[1])
     with pytest.raises(DeviceError, match="the thread that computes experts on the CPU has ended"):
         run.tokens()
+    monkeypatch.undo()
+    assert run.tokens() == run.expected
+    run.orchestrator.check()
+
+
+def test_what_ended_the_thread_is_what_is_raised(
+    start: Callable[..., InPlaceRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("Mixtral", "cpu")
+    monkeypatch.setattr(captured_in_place, "answer", lambda region, number: 1 / 0)
+    run.in_place._division.patience.fill_(5)
+    with pytest.raises(ZeroDivisionError):
+        run.tokens()
+    monkeypatch.undo()
+    assert run.tokens() == run.expected
+    run.orchestrator.check()
 
 
 def test_the_table_follows_the_costs_and_a_cpu_that_loses_is_given_up(
@@ -299,7 +329,7 @@ def test_the_table_follows_the_costs_and_a_cpu_that_loses_is_given_up(
     costs = Costs(CostCurve({1: 1.0}), device, call_s=0.1)
     run.in_place._policy = ByCost(costs, on_lost=verdicts.append)
     run.in_place._numbers = []
-    run.in_place.update()
+    run.in_place.begin_pass()
     assert run.in_place._division.number_of.tolist() == [
         0,
         1,
@@ -307,10 +337,10 @@ def test_the_table_follows_the_costs_and_a_cpu_that_loses_is_given_up(
     ]  # of two misses 2.2 on the device, or 1.1 on both
     for _ in range(1000):
         costs.observe_in_place([1], 50.0)
-    run.in_place.update()
+    run.in_place.begin_pass()
     assert run.in_place._division.number_of.tolist() == [0, 1, 1]  # too few calls since
     run.in_place._num_since = CALLS_BETWEEN
-    run.in_place.update()
+    run.in_place.begin_pass()
     assert run.in_place._division.number_of.tolist() == [0, 0, 0]
     assert len(verdicts) == 1
     assert run.tokens() == run.expected
