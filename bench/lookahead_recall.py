@@ -15,20 +15,21 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from bench.harness import ResultFile, Row, measure
 from bench.vl_working_set import Pair, load_pairs
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import Config, load_config
 from hetero_runtime.evaluation.configuration import exactly_routed
-from hetero_runtime.generation import SamplingParams
 from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.lookahead.file import read_lookahead
 from hetero_runtime.lookahead.gather import GatherOptions, gather
-from hetero_runtime.lookahead.lessons import Lesson
+from hetero_runtime.lookahead.lessons import encode_lessons
 from hetero_runtime.lookahead.train import LookaheadReport, train_from_passes
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.planned import plan_for
@@ -48,25 +49,32 @@ def gathered(config: Config, pairs: Sequence[Pair], *, options: GatherOptions) -
     """Passes of the model over `pairs`, and its top-k."""
     parts = assemble(plan_for(exactly_routed(config)).config)
     try:
-        return gather(parts, _lessons(parts, pairs), options=options), router_top_k(parts.model)
+        asked = [question_about(image, question) for image, question in pairs]
+        return passes_over(parts, asked, options=options), router_top_k(parts.model)
     finally:
         parts.close()
 
 
-def _lessons(parts: Parts, pairs: Sequence[Pair]) -> list[Lesson]:
+def question_about(image: Image.Image, question: str) -> list[dict[str, Any]]:
+    """As messages."""
+    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    return [{"role": "user", "content": content}]
+
+
+def passes_over(
+    parts: Parts, conversations: Sequence[list[dict[str, Any]]], *, options: GatherOptions
+) -> Passes:
+    """What `hetero-runtime calibrate lookahead` learns from, of conversations with images."""
+    length = parts.config.execution.max_length
     reader = PromptReader(
         parts.config.model.path,
         tokenizer=parts.tokenizer,
         config=parts.model.config,
         has_images=True,
-        max_length=parts.config.execution.max_length,
+        max_length=length,
     )
-    lessons = []
-    for image, question in pairs:
-        content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-        read = reader.read([{"role": "user", "content": content}], SamplingParams(max_tokens=1))
-        lessons.append(Lesson(read.ids, read.images, None))
-    return lessons
+    lessons = encode_lessons(list(conversations), reader, parts.tokenizer, length=length)
+    return gather(parts, lessons, options=options)
 
 
 def recall_rows(report: LookaheadReport, about: str) -> list[Row]:

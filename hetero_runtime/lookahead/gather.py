@@ -2,7 +2,8 @@
 
 A lesson gives one pass over its prompt, and single tokens: those at the prompt's end, after its images, and
 those of what follows it. A causal model makes of a token the same whether it comes alone or with others, so
-what follows runs in one pass where it is known.
+what follows runs in one pass where it is known; but a token a pass behind a prompt of which layers hold fewer
+tokens than others, since one mask cannot be for all of them.
 """
 
 from __future__ import annotations
@@ -125,11 +126,16 @@ class _Listener:
             gathered.add(prompt.hidden, prompt.chosen)
             self._add_tokens(gathered, prompt, min(self._num_after(lesson), self._options.tokens // 2))
             if lesson.answer_ids is not None:
-                answer = lesson.answer_ids[: self._options.tokens]
-                self._run(sequence, answer, None)
-                self._add_tokens(gathered, self._record.take(), len(answer))
+                self._read(sequence, lesson.answer_ids[: self._options.tokens], lesson, gathered)
             else:
                 self._write(sequence, logits, number, lesson.prompt_ids, gathered)
+
+    def _read(self, sequence: Sequence, answer: tuple[int, ...], lesson: Lesson, gathered: _Gathered) -> None:
+        """Let the model read what follows."""
+        is_cut = lesson.images is not None and self._parts.compressor is not None
+        for part in [(token,) for token in answer] if is_cut else [answer]:
+            self._run(sequence, part, None)
+            self._add_tokens(gathered, self._record.take(), len(part))
 
     def _write(
         self,

@@ -19,8 +19,9 @@ IMPLEMENTATION = "hetero_listened"
 _ATTENDS = "sdpa"
 """What transformers chooses, and what goes on to attend."""
 _HEAR = "_hetero_hear"
-_MOST_WEIGHTS = 1 << 22
-"""Attention weights in memory at once; a large image has billions."""
+_MOST_WEIGHTS = {"cpu": 1 << 22, "cuda": 1 << 25}
+"""Attention weights in memory at once, by device, about eight bytes each; a large image has billions. A GPU
+that gets them in smaller parts waits for launches."""
 
 HearAttention = Callable[[torch.Tensor, torch.Tensor, float], None]
 """Told, for each call of the module, queries and keys `[batch, heads, patches, size]` and their scaling."""
@@ -42,7 +43,8 @@ def received_attention(query: torch.Tensor, key: torch.Tensor, *, scaling: float
     §3.2.1. `[batch, heads, n, size]` to float32 `[batch, n]`, whose rows sum to 1."""
     batch, heads, num_queries, _ = query.shape
     total = torch.zeros(batch, key.shape[2], dtype=torch.float32, device=key.device)
-    for queries in query.split(max(1, _MOST_WEIGHTS // (batch * heads * key.shape[2])), dim=2):
+    most = _MOST_WEIGHTS.get(key.device.type, _MOST_WEIGHTS["cpu"])
+    for queries in query.split(max(1, most // (batch * heads * key.shape[2])), dim=2):
         scores = (queries @ key.transpose(2, 3)) * scaling  # [batch, heads, some queries, n]
         total += scores.softmax(dim=-1, dtype=torch.float32).sum(dim=(1, 2))
     return total / (heads * num_queries)

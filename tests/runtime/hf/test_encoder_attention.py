@@ -27,7 +27,7 @@ def received_plainly(query: torch.Tensor, key: torch.Tensor, scaling: float) -> 
 def test_received_in_parts_is_received_at_once(
     shape: tuple[int, ...], most_weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_MOST_WEIGHTS", most_weights)
+    monkeypatch.setitem(attention._MOST_WEIGHTS, "cpu", most_weights)
     query, key = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).unbind(0)
     received = received_attention(query, key, scaling=0.3)
     torch.testing.assert_close(received.double(), received_plainly(query, key, 0.3), rtol=1e-5, atol=1e-7)

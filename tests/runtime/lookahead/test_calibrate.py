@@ -23,6 +23,7 @@ from hetero_runtime.lookahead.gather import GatherOptions, gather
 from hetero_runtime.lookahead.lessons import Lesson, encode_lessons, prompt_of, read_lessons
 from hetero_runtime.lookahead.prefix import ProfileOptions, profile_prefixes
 from hetero_runtime.lookahead.profile import PREFIX_SUFFIX
+from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction.locate import beside
 from hetero_runtime.prompt import PromptReader
@@ -174,6 +175,28 @@ def test_what_has_no_answer_goes_on_by_itself(parts: Parts) -> None:
 
 
 # ---- the commands
+
+
+def test_what_follows_a_prompt_that_was_cut_is_as_when_it_is_written(folder: Path) -> None:
+    """Layers hold different numbers of tokens then; a known answer is read as the model itself writes it."""
+    words = {"device": "cpu", "memory": {"slabs": "all", "pinned_prefix": 1}, "vision": {"keep_ratio": 0.5}}
+    made = assemble(plan_for(config_from(folder, words)).config)
+    inputs = image_inputs()
+    images = {name: part for name, part in inputs.items() if name not in ("input_ids", "attention_mask")}
+    ids = tuple(inputs["input_ids"][0].tolist())
+    options = GatherOptions(tokens=4, max_new=3, temperature=0.0)
+    try:
+        written = gather(made, [Lesson(ids, images, None)], options=options)
+        with made.sequences.open() as sequence, made.orchestrator.pass_(Phase.PREFILL, checkpoint=list):
+            answer = [int(sequence.extend(torch.tensor(ids), images).argmax())]
+            for _ in range(2):
+                answer.append(int(sequence.extend(torch.tensor(answer[-1:])).argmax()))
+        read = gather(made, [Lesson(ids, images, tuple(answer))], options=options)
+    finally:
+        made.close()
+    assert len(read) == len(written)
+    np.testing.assert_array_equal(read.share, written.share)
+    np.testing.assert_array_equal(read.hidden, written.hidden)
 
 
 def run(*words: str) -> tuple[Result, dict[str, Any]]:

@@ -1,0 +1,196 @@
+"""The steps of VisMMOE's Table 4 as engines of this runtime, one after another on one bank of experts.
+
+    base            LRU over all layers, loads on demand, all image tokens
+    compression     + half of the image tokens behind the first layers, which are pinned
+    prediction      + a lookahead predictor, and what it names first fetched ahead
+    orchestration   the whole of preset vismmoe: prefix by Eq. 10, eviction by forecasts, expired ones first
+
+All have the same room for experts, a pinned prefix included.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.eager_decode import free_device
+from bench.vl.mosaic import Mosaic
+from hetero_runtime.assembly import Parts, assemble
+from hetero_runtime.config import Config
+from hetero_runtime.engine import Engine
+from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.plan.geometry import read_geometry
+from hetero_runtime.planned import plan_for
+from hetero_runtime.source import config_from
+from hetero_runtime.stats import EngineStats, PhaseStats
+
+STEPS = ("base", "compression", "prediction", "orchestration")
+HANDLERS = {"offload": "load", "hybrid": "hybrid"}
+"""By mode: what happens to an expert that is missing."""
+KEEP_RATIO = 0.5
+_TEMPERATURE = 0.8
+"""Greedy text repeats itself, which flatters every cache."""
+
+
+class Step(NamedTuple):
+    """One engine."""
+
+    mode: str
+    name: str
+
+
+class Setup(NamedTuple):
+    """What all engines share."""
+
+    checkpoint: Path
+    device: str
+    residency: float
+    """Room for experts, as a share of all of them."""
+    prefix: int
+    """Layers that are pinned where a step says it itself."""
+    max_length: int
+    predictor: Path
+
+    def config(self, step: Step) -> Config:
+        """Of the engine of `step`."""
+        geometry = read_geometry(self.checkpoint)
+        room = int(self.residency * geometry.num_routed_experts)
+        behind = {"slabs": room - self.prefix * geometry.num_experts, "pinned_prefix": self.prefix}
+        lookahead = {"predictor": "lookahead_mlp", "path": str(self.predictor)}
+        words: dict[str, Any] = {
+            "preset": "lru",
+            "memory": {"slabs": room, "pinned_prefix": 0},
+            "prediction": {"predictor": "none"},
+            "prefetch": {"schedule": "none"},
+        }
+        if step.name != "base":
+            words |= {"memory": behind, "vision": {"keep_ratio": KEEP_RATIO}}
+        if step.name == "prediction":
+            words |= {"prediction": lookahead, "prefetch": {"schedule": "top_b", "extra": 12}}
+        if step.name == "orchestration":
+            words = {
+                "preset": "vismmoe",
+                "memory": {"slabs": room},
+                "prediction": {"path": lookahead["path"]},
+            }
+        return self.loaded(words | {"misses": {"handler": HANDLERS[step.mode]}})
+
+    def loaded(self, words: dict[str, Any]) -> Config:
+        """The model with `words`. Experts are as wide in host memory as on the device, as the paper's are."""
+        common = {
+            "device": self.device,
+            "execution": {"max_rows": 1, "max_length": self.max_length},
+            "memory": words.get("memory", {}) | {"packed": False},
+        }
+        return config_from(self.checkpoint, words | common)
+
+
+class Bank:
+    """Experts in host memory, loaded once for all engines that come one after another."""
+
+    def __init__(self) -> None:
+        self._store: ExpertStore | None = None
+
+    @contextmanager
+    def parts(self, config: Config) -> Iterator[Parts]:
+        """Parts of an engine of `config`, which must all be of one model; their experts stay."""
+        store, self._store = self._store, None
+        parts = assemble(plan_for(config).config, store=store)
+        try:
+            yield parts
+        finally:
+            self._store = parts.release()
+            free_device()
+
+    def close(self) -> None:
+        """Give the experts back."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One engine's prompts. Times in milliseconds; `decode_ms` of a token."""
+
+    all_prefill_ms: tuple[float, ...]
+    all_decode_ms: tuple[float, ...]
+    prefill: PhaseStats
+    decode: PhaseStats
+    compress_ms: float
+    """Of a prompt; 0 where all image tokens are kept."""
+    pinned: int
+    """First MoE layers whose experts are all resident, outside the cache."""
+
+    @property
+    def prefill_ms(self) -> float:
+        return statistics.median(self.all_prefill_ms)
+
+    @property
+    def decode_ms(self) -> float:
+        return statistics.median(self.all_decode_ms)
+
+    def latency_ms(self, num_tokens: int) -> float:
+        """A prompt and `num_tokens` tokens after the first."""
+        return self.prefill_ms + num_tokens * self.decode_ms
+
+    def __str__(self) -> str:
+        return f"{self.prefill_ms:.0f} ms prefill, {self.decode_ms:.1f} ms a token; {self.about}"
+
+    @property
+    def about(self) -> str:
+        """What the times come from."""
+        return f"{self.pinned} layers pinned; prefill: {_about(self.prefill)}; decode: {_about(self.decode)}"
+
+
+def _about(phase: PhaseStats) -> str:
+    """Of a pass."""
+    moved = phase.cache.bytes_moved / max(phase.passes, 1) / 1e6
+    stalled = phase.stall_s / phase.seconds if phase.seconds else 0.0
+    return (
+        f"hits {phase.cache.hit_rate:.1%}, {moved:.0f} MB a pass, stalled {stalled:.0%} of the time, "
+        f"{phase.cpu_share:.0%} of experts on the CPU"
+    )
+
+
+def measure(parts: Parts, mosaics: Sequence[Mosaic], *, tokens: int) -> Measured:
+    """Ask about each of `mosaics`, two or more; the first is not counted, for its kernels compile.
+
+    The caller closes `parts`, or has their experts go on.
+    """
+    engine = Engine(parts)
+    _ask(engine, mosaics[0], tokens, seed=0)
+    before = engine.stats()
+    timings = [_ask(engine, mosaic, tokens, seed=seed) for seed, mosaic in enumerate(mosaics[1:], 1)]
+    after = engine.stats()
+    engine.check()
+    return Measured(
+        all_prefill_ms=tuple(prefill for prefill, _ in timings),
+        all_decode_ms=tuple(decode for _, decode in timings),
+        prefill=_between(before.prefill, after.prefill),
+        decode=_between(before.decode, after.decode),
+        compress_ms=_compress_ms(before, after),
+        pinned=engine.config.memory.pinned_prefix,
+    )
+
+
+def _ask(engine: Engine, mosaic: Mosaic, tokens: int, *, seed: int) -> tuple[float, float]:
+    """Milliseconds to the first token, and of each one after it."""
+    completion = engine.generate(
+        mosaic.asked, max_tokens=tokens + 1, ignore_eos=True, temperature=_TEMPERATURE, seed=seed
+    )
+    timings = completion.timings
+    return 1e3 * timings.ttft_s, 1e3 * timings.decode_s / tokens
+
+
+def _between(before: PhaseStats, after: PhaseStats) -> PhaseStats:
+    return PhaseStats(**{name: getattr(after, name) - value for name, value in vars(before).items()})
+
+
+def _compress_ms(before: EngineStats, after: EngineStats) -> float:
+    prompts = after.compression.prompts - before.compression.prompts
+    return 1e3 * (after.compression.seconds - before.compression.seconds) / max(prompts, 1)
