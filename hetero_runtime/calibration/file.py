@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
-from hetero_runtime.checkpoint.safetensors_file import read_header
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
+from hetero_runtime.prediction.metadata import read_metadata
 from hetero_runtime.whole_file import write_whole
 from hetero_scheduler.routing import Calibration, TokenPrior
 
@@ -31,12 +31,16 @@ CALIBRATE = "calibrate with `hetero-runtime calibrate routing`"
 _NAMES = {"score_range", "uses", "tokens", "share"}
 
 
+Notes = dict[str, Any]
+"""The texts that a calibration comes from."""
+
+
 class StoredCalibration(NamedTuple):
-    """What a file holds. `notes`: the texts that it comes from."""
+    """What a file holds."""
 
     calibration: Calibration
     fingerprint: RouterFingerprint
-    notes: dict[str, Any]
+    notes: Notes
 
 
 def write_calibration(
@@ -54,32 +58,39 @@ def write_calibration(
     write_whole(path, lambda unfinished: unfinished.write_bytes(save(tensors, metadata)))
 
 
-def read_calibration(path: Path, model: RouterFingerprint | None = None) -> StoredCalibration:
-    """A calibration that `write_calibration` wrote.
+def describe_calibration(
+    path: Path, model: RouterFingerprint | None = None
+) -> tuple[RouterFingerprint, Notes]:
+    """Whose calibration `path` is, and its notes; its numbers are not read.
 
     `model`: the model that it shall serve; None takes any. Raises CheckpointError for a file that is missing,
     truncated or no calibration, and for one of another model.
     """
-    read_header(path)  # missing or truncated: it says so
+    metadata = read_metadata(path, FORMAT, remedy=CALIBRATE)
     try:
-        with safe_open(path, "numpy") as file:
-            metadata, found = file.metadata() or {}, set(file.keys())
-            tensors = {name: file.get_tensor(name) for name in _NAMES & found}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); {CALIBRATE}") from error
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path}: format is {metadata.get('format')!r}, this version reads {FORMAT!r}; {CALIBRATE}"
-        )
-    try:
-        described = json.loads(metadata["calibration"])
+        described = json.loads(metadata.words["calibration"])
         fingerprint = RouterFingerprint(**described["fingerprint"])
         notes = dict(described["notes"])
-        calibration = _calibration(tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: is incomplete ({error!r}); {CALIBRATE}") from error
+    if missing := _NAMES - metadata.names:
+        raise CheckpointError(f"{path}: is incomplete (no {', '.join(sorted(missing))}); {CALIBRATE}")
     if model is not None:
         fingerprint.check(model, str(path), remedy=f"Name this model's calibration, or {CALIBRATE}")
+    return fingerprint, notes
+
+
+def read_calibration(path: Path, model: RouterFingerprint | None = None) -> StoredCalibration:
+    """A calibration that `write_calibration` wrote. Arguments and errors as of `describe_calibration`."""
+    fingerprint, notes = describe_calibration(path, model)
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); {CALIBRATE}") from error
+    try:
+        calibration = _calibration(tensors)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is incomplete ({error!r}); {CALIBRATE}") from error
     return StoredCalibration(calibration, fingerprint, notes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from hetero_runtime.calibration.file import CALIBRATE, read_calibration
+from hetero_runtime.calibration.file import CALIBRATE, describe_calibration
 from hetero_runtime.config.routing import READS
 from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
@@ -33,7 +33,7 @@ def locate_calibration(config: RoutingConfig, geometry: Geometry) -> Path | None
             f"{CALIBRATE} {geometry.path}, name the file in routing.calibration, or write "
             "routing.policy: exact"
         )
-    read_calibration(path, RouterFingerprint.of_model(geometry))
+    describe_calibration(path, RouterFingerprint.of_model(geometry))
     return path
 
 
@@ -56,7 +56,7 @@ def locate_profile(config: PrefetchConfig, geometry: Geometry) -> Path | None:
             "prefetch.popularity: none"
         )
     try:
-        read_calibration(path, RouterFingerprint.of_model(geometry))
+        describe_calibration(path, RouterFingerprint.of_model(geometry))
     except CheckpointError as error:
         if not is_auto:
             raise
