@@ -25,7 +25,8 @@ from bench.machine import ROOT
 from bench.memory_limit import LimitedGroup, limited_group, swap_on
 from bench.tier_case import TierCase
 from bench.widened import write_widened
-from hetero_runtime.tiers.locate import beside
+from hetero_runtime.prediction.locate import beside
+from hetero_runtime.tiers.locate import EXPERTS_SUFFIX
 from hetero_runtime.tiers.supply import NUM_READERS
 
 DEVICE = "cpu"
@@ -64,7 +65,7 @@ def make(folder: Path, factor: int) -> Made:
 
 def pack_beside(model: Path) -> Path:
     """Pack `model` with the product's own command; the file lies beside it, on the disk."""
-    file = beside(model)
+    file = beside(model, EXPERTS_SUFFIX)
     command = [sys.executable, "-m", "hetero_runtime", "pack", str(model), "--out", str(file)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)

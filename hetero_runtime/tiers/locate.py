@@ -8,8 +8,9 @@ from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.expert_file.header import read_expert_header
 from hetero_runtime.plan.geometry import Geometry
+from hetero_runtime.prediction.locate import named_or_beside
 
-SUFFIX = ".experts.safetensors"
+EXPERTS_SUFFIX = ".experts.safetensors"
 
 
 def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
@@ -24,9 +25,7 @@ def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
     memory, experts = config.memory, config.model.experts
     if memory.expert_file == "auto" and memory.backing not in ("direct", "mmap"):
         return None
-    path = beside(geometry.path)
-    if memory.expert_file != "auto":
-        path = Path(memory.expert_file).expanduser()
+    path = named_or_beside(memory.expert_file, geometry.path, EXPERTS_SUFFIX)
     if not path.exists():
         raise ConfigError(
             f"memory.backing: {memory.backing}, memory.expert_file: {memory.expert_file}: {path} does not "
@@ -47,9 +46,3 @@ def locate_expert_file(config: Config, geometry: Geometry) -> Path | None:
             f"has {expected[0]} × {expected[1]} of {expected[2]:,}; it was packed from another model"
         )
     return path
-
-
-def beside(folder: Path) -> Path:
-    """The expert file that belongs to the model in `folder`."""
-    folder = folder.resolve()
-    return folder.with_name(folder.name + SUFFIX)

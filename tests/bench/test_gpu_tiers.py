@@ -20,7 +20,8 @@ from hetero_runtime.config import ResolvedConfig, load_config
 from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.plan import Gpu, detect
 from hetero_runtime.planned import decide
-from hetero_runtime.tiers.locate import beside
+from hetero_runtime.prediction.locate import beside
+from hetero_runtime.tiers.locate import EXPERTS_SUFFIX
 from tests.gpu.fake_mapper import FakeMapper
 from tests.runtime.engine.rest import engine_threads
 
@@ -47,8 +48,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def pack_here(model: Path) -> Path:
-    pack(decide(load_config({"model": {"path": str(model)}, "device": "cpu"})).config, beside(model))
-    return beside(model)
+    pack(
+        decide(load_config({"model": {"path": str(model)}, "device": "cpu"})).config,
+        beside(model, EXPERTS_SUFFIX),
+    )
+    return beside(model, EXPERTS_SUFFIX)
 
 
 @pytest.fixture
