@@ -4,7 +4,7 @@ forecasts = host.prefill(prompt)                               outside the graph
 predictor.load(row, host.states(), forecasts=forecasts)
 ── captured ──
 predictor.observe(l, router_logits)     of each layer; at a group's last one its forecast is made
-others read predictor.probabilities     [rows, horizon, layers, experts], from step predictor.first_step[g]
+others read predictor.probabilities     [rows, horizon, layers, experts], from the step after that on
 ──
 host.restore(predictor.export(row))     and back
 """

@@ -42,8 +42,6 @@ class GroupForecast(NamedTuple):
     """bool `[rows]`"""
     probabilities: torch.Tensor
     """`[rows, horizon, n, experts]`, a view into those of all layers."""
-    first_step: torch.Tensor
-    """int64 `[1]`"""
 
     @classmethod
     def of(
@@ -54,9 +52,9 @@ class GroupForecast(NamedTuple):
         memory: RowMemory,
         router_logits: torch.Tensor,
         active: torch.Tensor,
-        outputs: tuple[torch.Tensor, torch.Tensor],
+        probabilities: torch.Tensor,
     ) -> Self:
-        """`outputs`: probabilities and first step."""
+        """With scratch memory of its own."""
         rows, device = len(active), active.device
         return cls(
             sizes,
@@ -66,7 +64,7 @@ class GroupForecast(NamedTuple):
             torch.zeros(rows, dtype=torch.int64, device=device),
             router_logits,
             active,
-            *outputs,
+            probabilities,
         )
 
     def launch(self, *, rows: int, num_programs: int, error_address: int) -> None:
@@ -85,7 +83,6 @@ class GroupForecast(NamedTuple):
                 self.scratch,
                 self.arrivals[rows - 1 :],
                 self.probabilities,
-                self.first_step,
                 error_address,
                 first,
                 last if is_joined else first + 1,
@@ -108,7 +105,6 @@ def _forecast_kernel(
     scratch,
     arrivals,
     probabilities,
-    first_step,
     error_address,
     first_phase,
     last_phase,
@@ -124,7 +120,7 @@ def _forecast_kernel(
         block = (phase - 1) % (SIZES.blocks + 1)
         is_due = phase > first_phase  # a meeting, once the phase has asked for what is old
         if phase == 0:
-            _read(router_logits, active, weights, scratch, first_step, NUM_ROWS, MOST_ROWS, SIZES)
+            _read(router_logits, active, weights, scratch, NUM_ROWS, MOST_ROWS, SIZES)
         elif block < SIZES.blocks:
             _mix(
                 block, step, active, weights, memory, scratch, is_due, arrivals, error_address,
@@ -146,13 +142,10 @@ def _read(
     active,
     weights,
     scratch,
-    first_step,
     NUM_ROWS: tl.constexpr,
     MOST_ROWS: tl.constexpr,
     SIZES: tl.constexpr,
 ):
-    if tl.program_id(0) == 0:
-        tl.atomic_add(first_step, 1)
     share = tl.program_id(0)
     while share < NUM_ROWS * SIZES.layers:
         row, layer = share // SIZES.layers, share % SIZES.layers

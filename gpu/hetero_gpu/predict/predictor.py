@@ -33,10 +33,8 @@ class DevicePredictor:
     """
 
     probabilities: torch.Tensor
-    """float32 `[rows, horizon, layers, experts]`: entry h of group g's layers is of step `first_step[g] + h`,
-    and shares of one row, step and layer sum to one."""
-    first_step: torch.Tensor
-    """int64 `[groups]`: the step after that in which the group's forecast was made, as `begin` counts."""
+    """float32 `[rows, horizon, layers, experts]`: entry h of group g's layers is of the step h + 1 after that
+    in which the group's forecast was made; shares of one row, step and layer sum to one."""
     router_logits: torch.Tensor
     """`[layers, rows, experts]`: what routers said last. They may write here themselves."""
 
@@ -61,7 +59,6 @@ class DevicePredictor:
         self._active, self._num_programs = active, num_programs
         rows, layers, experts = len(active), host.num_layers, host.num_experts
         self.probabilities = torch.zeros((rows, horizon, layers, experts), device=self.device)
-        self.first_step = torch.zeros(len(models), dtype=torch.int64, device=self.device)
         self.router_logits = torch.zeros((layers, rows, experts), dtype=logits_dtype, device=self.device)
         self._error = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._error_address = self._error.data_ptr()
@@ -78,7 +75,7 @@ class DevicePredictor:
             memory=RowMemory.empty(sizes, rows=rows, device=self.device),
             router_logits=self.router_logits[layers],
             active=self._active,
-            outputs=(self.probabilities[:, :, layers], self.first_step[g : g + 1]),
+            probabilities=self.probabilities[:, :, layers],
         )
 
     def attach(self, region: ControlRegion) -> None:
@@ -114,10 +111,6 @@ class DevicePredictor:
         return int(min(room, rows * max(sizes.heads, sizes.layers)))
 
     # ---- hand-over; each of these waits for the device
-
-    def begin(self, step: int) -> None:
-        """The next step is number `step`, and what the probabilities hold is of that step."""
-        self.first_step.fill_(step)
 
     def load(self, row: int, states: Sequence[CompiledState], *, forecasts: Sequence[Forecast] = ()) -> None:
         """Let `row` go on from `states`, one a group, as a host predictor has them after a prompt.

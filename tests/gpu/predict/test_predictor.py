@@ -101,9 +101,8 @@ def test_equal_to_the_host_step_for_step(
     models = make_models(lengths, sizes, experts=experts, num_blocks=num_blocks)
     predictor = DevicePredictor(models, everyone(rows, device), horizon=horizon)
     hosts = [Mamba2Predictor(models, horizon) for _ in range(rows)]
-    for step, logits in enumerate(routing(predictor, 3, rows)):
+    for logits in routing(predictor, 3, rows):
         observe_step(predictor, logits)
-        assert predictor.first_step.tolist() == [step + 1] * len(lengths)
         for row, host in enumerate(hosts):
             assert_equal(predictor, row, host_step(host, logits[:, row]))
     for row, host in enumerate(hosts):
@@ -128,8 +127,8 @@ def test_a_group_speaks_at_its_last_layer_of_its_layers_only(device: torch.devic
     for layer in range(3):
         predictor.observe(layer, logits[layer])
         said = predictor.probabilities[0, 0].sum(-1)
-        seen.append(([round(total, 4) for total in said.tolist()], predictor.first_step.tolist()))
-    assert seen == [([0, 0, 0], [0, 0]), ([1, 1, 0], [1, 0]), ([1, 1, 1], [1, 1])]
+        seen.append([round(total, 4) for total in said.tolist()])
+    assert seen == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
 def test_the_state_is_restored_after_looking_ahead(device: torch.device) -> None:
@@ -153,7 +152,6 @@ def test_a_row_that_is_not_active_expects_nothing_and_keeps_its_state(device: to
             expected = host_step(host, logits[:, row]) if row in who else np.zeros((2, 1, EXPERTS))
             assert_equal(predictor, row, expected)
             assert_remembers(predictor, row, host.states())
-    assert predictor.first_step.tolist() == [4]
 
 
 def test_a_step_of_fewer_rows_leaves_the_others_alone(device: torch.device) -> None:
@@ -179,12 +177,10 @@ def test_it_goes_on_from_a_prompt_and_gives_the_state_back(device: torch.device)
     chosen = np.argsort(-logits, axis=-1)[..., :TOP_K]
     forecasts = host.prefill(Trace(logits, chosen, np.zeros(6, np.int32), np.array([0, 6])))
     predictor.load(1, host.states(), forecasts=forecasts)
-    predictor.begin(6)
     assert_equal(predictor, 1, np.concatenate([forecast.probabilities for forecast in forecasts], axis=1))
     said = next(routing(predictor, 1, 2))
     observe_step(predictor, said)
     assert_equal(predictor, 1, host_step(host, said[:, 1]))
-    assert predictor.first_step.tolist() == [7, 7]
     host.restore(predictor.export(1))
     said = next(routing(predictor, 1, 2))
     observe_step(predictor, said)
@@ -264,7 +260,6 @@ def test_captured_in_a_graph_it_asks_the_host_nothing() -> None:
     observe_step(predictor, logits)  # compiles
     for row, host in enumerate(hosts):
         predictor.load(row, host.states())
-    predictor.begin(0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         observe_step(predictor, logits)
@@ -273,7 +268,6 @@ def test_captured_in_a_graph_it_asks_the_host_nothing() -> None:
         active[2] = step % 2 == 1
         with syncs_are_errors():
             graph.replay()
-        assert predictor.first_step.tolist() == [step + 1] * 2
         for row, host in enumerate(hosts):
             if row != 2 or step % 2:
                 assert_equal(predictor, row, host_step(host, said[:, row]))
