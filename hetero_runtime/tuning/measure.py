@@ -82,8 +82,9 @@ class EngineMeasurer(Measurer):
         if isinstance(config, HeteroError):
             raise config
         self._hand_over()
-        parts = assemble(config, progress=self._progress, store=self._store)
-        self._store, self._last = None, (candidate, parts)
+        store, self._store = self._store, None  # which is closed where this candidate turns out impossible
+        parts = assemble(config, progress=self._progress, store=store)
+        self._last = candidate, parts
         return parts
 
     def _hand_over(self) -> None:

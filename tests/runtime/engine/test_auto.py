@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from hetero_runtime import assembly
 from hetero_runtime.bundled import model_path
-from hetero_runtime.config import load_config
+from hetero_runtime.config import ResolvedConfig, load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.tuning import find_candidates
@@ -75,6 +76,26 @@ def test_the_best_is_loaded_with_experts_read_once(
     assert made == 1
     assert f"* {name}: 1.0 ms a token" in caplog.text
     assert "seqmoe: not possible: prediction.predictor: mamba2 needs a predictor" in caplog.text
+
+
+def test_a_candidate_that_turns_out_impossible_takes_no_other_with_it(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, banks: Any
+) -> None:
+    """Though it held the experts when that came out."""
+    ran, before = preferring("misses on the CPU", monkeypatch), banks.num_made
+    is_possible = assembly.make_in_place
+
+    def make_in_place(config: ResolvedConfig, *arguments: Any, **options: Any) -> Any:
+        if config.misses.handler == "hybrid":
+            raise ConfigError("this model's experts cannot be split")
+        return is_possible(config, *arguments, **options)
+
+    monkeypatch.setattr(assembly, "make_in_place", make_in_place)
+    with Engine.load(checkpoint("Qwen3Moe"), **SETTINGS) as engine:
+        made = banks.num_made - before
+        assert engine.config.misses.handler == "cpu"
+    assert ran == ["lru", "lfru", "misses on the CPU"]
+    assert made == 2  # they are read anew
 
 
 def test_what_is_given_is_not_measured(
