@@ -31,6 +31,7 @@ from typing import Any, Self, TypedDict, Unpack
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.errors import RequestError
+from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.store import Progress
 from hetero_runtime.generation import (
     CancelToken,
@@ -226,12 +227,17 @@ class Engine:
 
         Waits for no caller: a stream that somebody holds and does not read ends when it is read or dropped.
         """
-        if self._shared.closing.is_cancelled:
-            return
+        if not self._shared.closing.is_cancelled:
+            self.release().close()
+
+    def release(self) -> ExpertStore:
+        """As `close`, once, but for the experts, which may serve another engine of this model."""
+        assert not self._shared.closing.is_cancelled, "the experts of this engine are not its own any more"
         self._shared.closing.cancel()
         with self._turns.take():
-            self._parts.close()
+            store = self._parts.release()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        return store
 
     def __enter__(self) -> Self:
         return self

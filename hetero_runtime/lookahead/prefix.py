@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetero_runtime.assembly import assemble
-from hetero_runtime.config import Config
+from hetero_runtime.config import Config, ResolvedConfig
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError, RequestError
 from hetero_runtime.lookahead.profile import PrefixPoint, PrefixProfile
@@ -39,6 +39,7 @@ def profile_prefixes(
     config: Config, prompts: Sequence[Prompt], *, options: ProfileOptions, done: Done | None = None
 ) -> PrefixProfile:
     """Serve `prompts` with one prefix after another, an engine each, after one prompt that is not counted.
+    Experts are read once and handed on.
 
     The room is what `config` gives to slabs and prefix together. Raises RequestError without a prompt,
     ConfigError for a prefix that does not fit there, and what loading raises.
@@ -56,14 +57,9 @@ def profile_prefixes(
                 f"--prefixes {pinned}: does not fit, with the slabs that it needs, where there is room for "
                 f"{room} experts; write 0 to {valid.stop - 1}"
             )
-    points = []
-    for number, pinned in enumerate(prefixes):
-        points.append(
-            _measured(_pinned(config, geometry, pinned, room), prompts, max_tokens=options.max_tokens)
-        )
-        if done is not None:
-            done(number + 1, len(prefixes))
-    return PrefixProfile(planned.config.device, room, tuple(points))
+    configs = [plan_for(_pinned(config, geometry, pinned, room)).config for pinned in prefixes]
+    points = _measured(configs, prompts, max_tokens=options.max_tokens, done=done)
+    return PrefixProfile(planned.config.device, room, points)
 
 
 def _thinned(valid: range) -> tuple[int, ...]:
@@ -78,14 +74,33 @@ def _pinned(config: Config, geometry: Geometry, pinned: int, room: int) -> Confi
     return replace(config, memory=replace(config.memory, pinned_prefix=pinned, slabs=slabs, residency=None))
 
 
-def _measured(config: Config, prompts: Sequence[Prompt], *, max_tokens: int) -> PrefixPoint:
+def _measured(
+    configs: Sequence[ResolvedConfig], prompts: Sequence[Prompt], *, max_tokens: int, done: Done | None
+) -> tuple[PrefixPoint, ...]:
+    """All of them planned before, while memory is as each of them will find it."""
+    points, store = list[PrefixPoint](), None
+    try:
+        for config in configs:
+            lent, store = store, None
+            with Engine(assemble(config, store=lent)) as engine:
+                points.append(_measure(engine, prompts, max_tokens=max_tokens))
+                if len(points) < len(configs):
+                    store = engine.release()
+            if done is not None:
+                done(len(points), len(configs))
+    finally:
+        if store is not None:
+            store.close()
+    return tuple(points)
+
+
+def _measure(engine: Engine, prompts: Sequence[Prompt], *, max_tokens: int) -> PrefixPoint:
     options: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": True}
-    with Engine(assemble(plan_for(config).config)) as engine:
-        engine.generate(prompts[0], **options)
-        before = engine.stats()
-        for prompt in prompts:
-            engine.generate(prompt, **options)
-        after, memory = engine.stats(), engine.config.memory
+    engine.generate(prompts[0], **options)
+    before = engine.stats()
+    for prompt in prompts:
+        engine.generate(prompt, **options)
+    after, memory = engine.stats(), engine.config.memory
     prefill_s = after.prefill.seconds - before.prefill.seconds
     decode_s = after.decode.seconds - before.decode.seconds
     hits = (after.decode.cache - before.decode.cache).hit_rate

@@ -13,11 +13,13 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from hetero_runtime import assembly
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.cli.calibrate import app
 from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError, RequestError
+from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.lookahead import LOOKAHEAD_SUFFIX, read_lookahead_description
 from hetero_runtime.lookahead.gather import GatherOptions, gather
 from hetero_runtime.lookahead.lessons import Lesson, encode_lessons, prompt_of, read_lessons
@@ -28,6 +30,8 @@ from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction.locate import beside
 from hetero_runtime.prompt import PromptReader
 from hetero_runtime.source import config_from
+from hetero_runtime.tiers import opening
+from hetero_scheduler import ExpertKey
 from hetero_scheduler.predict.lookahead_features import Passes, faded
 from tests.architectures import build_checkpoint, image_inputs, prompt_ids, reference_model
 from tests.runtime.foresight.predictors import write_random_lookahead
@@ -256,13 +260,25 @@ def test_too_few_texts_are_refused_and_nothing_is_written(folder: Path, tmp_path
     assert not out.exists()
 
 
-def test_prefixes_are_measured_in_the_same_room(folder: Path, tmp_path: Path, lessons: Path) -> None:
+def test_prefixes_are_measured_in_the_same_room_with_experts_read_once(
+    folder: Path, tmp_path: Path, lessons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = list[ExpertStore]()
+
+    def open_store(*arguments: Any, **options: Any) -> ExpertStore:
+        stores.append(opening.open_store(*arguments, **options))
+        return stores[-1]
+
+    monkeypatch.setattr(assembly, "open_store", open_store)
     own = Path(shutil.copytree(folder, tmp_path / "model"))
     write_random_lookahead(own)
     picture = tmp_path / "curve.png"
     words = ("prefix", str(own), "--text", str(lessons), "--prompts", "2", "--max-tokens", "3")
     done, profile = run(*words, "--plot", str(picture), "--set", "memory.slabs=44")
     assert [(point["pinned"], point["slabs"]) for point in profile["points"]] == [(0, 44), (1, 28)]
+    (store,) = stores
+    with pytest.raises(AssertionError, match="the bank is closed"):
+        store.record(ExpertKey(0, 0))
     assert profile["num_experts"] == 44 and profile["device"] == "cpu"
     assert min(point["seconds"] for point in profile["points"]) > 0
     assert "(fastest)" in done.stderr
