@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero_runtime.cli.calibrate.out import OutOption, file_to_write
 from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.evaluation.options import loaded
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
@@ -33,10 +34,7 @@ def calibrate_lookahead_command(
             "--text", help='A text file, or a .jsonl with "text" or "messages" (images too) a line.'
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Safetensors file to write. None: beside the model, where it is found."),
-    ] = None,
+    out: OutOption = None,
     model: ModelArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -59,11 +57,12 @@ def calibrate_lookahead_command(
     from rich.console import Console
 
     from hetero_runtime.cli.options import config_of
+    from hetero_runtime.lookahead import LOOKAHEAD_SUFFIX
     from hetero_runtime.lookahead.gather import GatherOptions
     from hetero_scheduler.predict.lookahead_training import LookaheadOptions
 
     chosen = config_of(model, config, overrides)
-    path = _checked(chosen, out)
+    path = file_to_write(out, chosen, LOOKAHEAD_SUFFIX)
     passes, top_k = _gather(chosen, text, length=length, options=GatherOptions(tokens, max_new, seed=seed))
     options = LookaheadOptions(seed=seed, epochs=epochs, minutes=minutes, width=width)
     report = _train(chosen, passes, path, top_k=top_k, options=options, compares_visual=compares)
@@ -73,18 +72,6 @@ def calibrate_lookahead_command(
         console.print(_recall_table(title, recalls, report))
     if as_json:
         typer.echo(json.dumps(_json(report)))
-
-
-def _checked(config: Config, out: Path | None) -> Path:
-    from hetero_runtime.config import model_dir
-    from hetero_runtime.errors import DeviceError
-    from hetero_runtime.lookahead import LOOKAHEAD_SUFFIX
-    from hetero_runtime.prediction.locate import beside
-
-    path = out or beside(model_dir(config), LOOKAHEAD_SUFFIX)
-    if not path.resolve().parent.is_dir():
-        raise DeviceError(f"{path}: its folder does not exist; create it, or name another file")
-    return path
 
 
 def _gather(config: Config, text: Path, *, length: int, options: GatherOptions) -> tuple[Passes, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero_runtime.cli.calibrate.out import OutOption, file_to_write
 from hetero_runtime.cli.errors import exit_on_error
 from hetero_runtime.cli.evaluation.options import TextOption, loaded
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
 @exit_on_error
 def calibrate_routing_command(
     text: TextOption,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Safetensors file to write. None: beside the model, where it is found."),
-    ] = None,
+    out: OutOption = None,
     model: ModelArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -42,15 +40,10 @@ def calibrate_routing_command(
 
     from hetero_runtime.calibration import CALIBRATION_SUFFIX
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.config import model_dir
-    from hetero_runtime.errors import DeviceError
     from hetero_runtime.evaluation.texts import read_texts
-    from hetero_runtime.prediction.locate import beside
 
     chosen = config_of(model, config, overrides)
-    path = out or beside(model_dir(chosen), CALIBRATION_SUFFIX)
-    if not path.resolve().parent.is_dir():
-        raise DeviceError(f"{path}: its folder does not exist; create it, or name another file")
+    path = file_to_write(out, chosen, CALIBRATION_SUFFIX)
     rows = _rows(chosen, read_texts(text), length=length, windows=windows)
     measured = _measure(chosen, rows, num_priors=priors)
     _write(path, chosen, measured, text=text)
