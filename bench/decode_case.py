@@ -30,6 +30,7 @@ from bench.routing_replay import Replay
 from hetero_runtime import graph
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.engine import Engine
+from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.graph_sequences import GraphSequences
@@ -173,6 +174,8 @@ class Loaded(NamedTuple):
     start_s: float | None
     record_bytes: int
     """Of an expert."""
+    parts: Parts
+    """What the engine is made of."""
 
 
 def load(plan: Plan, case: Case, routing: Experts | None) -> Loaded:
@@ -189,9 +192,10 @@ def opened(
     words: Mapping[str, Any],
     *,
     replay: Callable[[Parts], None] | None = None,
+    store: ExpertStore | None = None,
 ) -> Loaded:
     """An engine for `case`. `words`: what its configuration says besides. `replay`: puts a recording into the
-    model; a captured step is captured once more, with that inside."""
+    model; a captured step is captured once more, with that inside. `store`: as for `assemble`."""
     overrides = {
         "device": plan.device,
         "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
@@ -201,16 +205,21 @@ def opened(
     began = time.perf_counter()
     with _captures_timed() as captures:
         planned = plan_for(config_from(plan.checkpoint, overrides))
-        parts = assemble(planned.config)
+        parts = assemble(planned.config, store=store)
     load_s = time.perf_counter() - began
     if case.mode == "graph" and not captures:
         raise RuntimeError(f"{case} was to be captured and is not; the log says why")
     if replay is not None:
         replay(parts)
-        if isinstance(parts.sequences, GraphSequences) and isinstance(parts.orchestrator, DeviceOrchestrator):
-            capture_step(parts.sequences, parts.orchestrator)
+        capture_anew(parts)
     start_s = sum(captures) if captures else None
-    return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, start_s, parts.slabs.record_bytes)
+    return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, start_s, parts.slabs.record_bytes, parts)
+
+
+def capture_anew(parts: Parts) -> None:
+    """Capture the step once more, where it was captured, with what the model does now."""
+    if isinstance(parts.sequences, GraphSequences) and isinstance(parts.orchestrator, DeviceOrchestrator):
+        capture_step(parts.sequences, parts.orchestrator)
 
 
 def replay_experts(parts: Parts, *, routing: Experts) -> None:

@@ -19,7 +19,8 @@ import torch
 
 from bench.decode_case import Case, Measured, Plan, measure_case
 from bench.harness import RESULTS, ResultFile, Row
-from bench.models.random_checkpoint import RandomGeometry, add_geometry, ensure_checkpoint, geometry_of
+from bench.models.random_checkpoint import add_geometry, ensure_checkpoint, geometry_of
+from bench.models.random_geometry import RandomGeometry
 from bench.routing import Experts, RecordedRouting, RoutingFacts, static_hit_rate
 from hetero_gpu.link import measure_link
 

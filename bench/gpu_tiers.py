@@ -39,7 +39,8 @@ from bench.gpu_tier_rows import (
     unified_rows,
 )
 from bench.harness import RESULTS, ResultFile, Row, T, attempt
-from bench.models.random_checkpoint import RandomGeometry, add_geometry, ensure_checkpoint, geometry_of
+from bench.models.random_checkpoint import add_geometry, ensure_checkpoint, geometry_of
+from bench.models.random_geometry import RandomGeometry
 from bench.routing import RecordedRouting, RoutingFacts
 from bench.tier_case import TierCase
 from bench.tiers import pack_beside

@@ -52,14 +52,31 @@ class RecordedChoice:
         """The next token of the recording; waits for the device."""
         return int(self._next)
 
-    def take(self, layer: int, num_tokens: int) -> torch.Tensor:
-        """What `layer` chose for the next `num_tokens` tokens, `[num_tokens, ...]`, contiguous and the
-        caller's own. Layers of a pass come in order, all with the same number of tokens."""
-        if layer == 0:
-            tokens = self._next + torch.arange(num_tokens, device=self._next.device)
-            self._pass = self._recorded[tokens % len(self._recorded)].transpose(0, 1).contiguous()
-            self._next += num_tokens
+    def seek(self, token: int) -> None:
+        """The next pass begins with this token of the recording."""
+        self._next.fill_(token)
+
+    def upcoming(self) -> torch.Tensor:
+        """The token of the recording that the next pass begins with, `[1]`, on the device."""
+        return self._next % len(self._recorded)
+
+    def begin(self, num_tokens: int) -> None:
+        """A pass over the next `num_tokens` tokens begins."""
+        tokens = self._next + torch.arange(num_tokens, device=self._next.device)
+        self._pass = self._recorded[tokens % len(self._recorded)].transpose(0, 1).contiguous()
+        self._next += num_tokens
+
+    def of(self, layer: int) -> torch.Tensor:
+        """What `layer` chose for the tokens of the pass, `[num_tokens, ...]`, contiguous and the caller's
+        own."""
         return self._pass[layer]
+
+    def take(self, layer: int, num_tokens: int) -> torch.Tensor:
+        """The same, where the first layer's is asked for when a pass begins. Layers of a pass come in order,
+        all with the same number of tokens."""
+        if layer == 0:
+            self.begin(num_tokens)
+        return self.of(layer)
 
 
 class Replay:

@@ -1,4 +1,4 @@
-"""A checkpoint of Qwen3-30B-A3B's geometry with random weights, written as fast as the disk takes it.
+"""A checkpoint of a large model's geometry with random weights, written as fast as the disk takes it.
 
 What it is for: bytes, reads, copies and kernels are those of the real model; text and routing are not (the
 benches replay recorded routing). One shard a layer, one tensor an expert and projection, as on the Hub.
@@ -13,60 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-POOL_ELEMENTS = 16 << 20
-GAIN = 0.7
-"""Standard deviation of a weight times the square root of its fan-in: activations neither die nor explode."""
+from bench.models.random_geometry import ITEMSIZE, RandomGeometry, Spec
 
-ITEMSIZE = 2
+POOL_ELEMENTS = 16 << 20
 WRITERS = 8
 INDEX = "model.safetensors.index.json"
 SPECIAL_TOKENS = ("<|pad|>", "<|begin|>", "<|end|>")
-
-
-@dataclass(frozen=True)
-class RandomGeometry:
-    """Sizes of the checkpoint; the defaults are Qwen3-30B-A3B's, but for the depth and the vocabulary."""
-
-    layers: int = 16
-    hidden: int = 2048
-    experts: int = 128
-    top_k: int = 8
-    intermediate: int = 768
-    heads: int = 32
-    kv_heads: int = 4
-    head_dim: int = 128
-    vocab_size: int = 32000
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of one expert: gate, up and down."""
-        return 3 * self.hidden * self.intermediate * ITEMSIZE
-
-
-class Spec(NamedTuple):
-    """One tensor to be written: all ones where `std` is None, else normal with that standard deviation."""
-
-    name: str
-    shape: tuple[int, ...]
-    std: float | None
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * ITEMSIZE
 
 
 def write_checkpoint(folder: Path, geometry: RandomGeometry) -> int:
@@ -74,7 +38,7 @@ def write_checkpoint(folder: Path, geometry: RandomGeometry) -> int:
     checkpoint. Returns the bytes of all tensors. The same geometry gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)
-    _write_json(folder / "config.json", _config(geometry))
+    _write_json(folder / "config.json", geometry.config())
     _write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
     _write_tokenizer(folder, geometry.vocab_size)
     shards = _shards(geometry)
@@ -91,7 +55,7 @@ def write_checkpoint(folder: Path, geometry: RandomGeometry) -> int:
 def ensure_checkpoint(folder: Path, geometry: RandomGeometry) -> Path:
     """`folder`, written now unless a whole checkpoint of this geometry is there already."""
     config = folder / "config.json"
-    if (folder / INDEX).is_file() and json.loads(config.read_text(encoding="utf-8")) == _config(geometry):
+    if (folder / INDEX).is_file() and json.loads(config.read_text(encoding="utf-8")) == geometry.config():
         return folder
     began = time.perf_counter()
     num_bytes = write_checkpoint(folder, geometry)
@@ -100,40 +64,8 @@ def ensure_checkpoint(folder: Path, geometry: RandomGeometry) -> Path:
 
 
 def _shards(geometry: RandomGeometry) -> dict[str, list[Spec]]:
-    layers = [list(_layer(geometry, layer)) for layer in range(geometry.layers)]
-    groups = [list(_ends(geometry)), *layers]
+    groups = geometry.tensors()
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": specs for i, specs in enumerate(groups)}
-
-
-def _ends(geometry: RandomGeometry) -> Iterator[Spec]:
-    shape = (geometry.vocab_size, geometry.hidden)
-    yield Spec("model.embed_tokens.weight", shape, 1.0)
-    yield Spec("model.norm.weight", (geometry.hidden,), None)
-    yield _linear("lm_head.weight", *shape)
-
-
-def _layer(geometry: RandomGeometry, layer: int) -> Iterator[Spec]:
-    """The tensors of one layer, in the order of the Hub's shards."""
-    prefix, hidden = f"model.layers.{layer}", geometry.hidden
-    attention, queries = f"{prefix}.self_attn", geometry.heads * geometry.head_dim
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield Spec(f"{prefix}.{norm}.weight", (hidden,), None)
-    for norm in ("q_norm", "k_norm"):
-        yield Spec(f"{attention}.{norm}.weight", (geometry.head_dim,), None)
-    yield _linear(f"{attention}.q_proj.weight", queries, hidden)
-    for projection in ("k_proj", "v_proj"):
-        yield _linear(f"{attention}.{projection}.weight", geometry.kv_heads * geometry.head_dim, hidden)
-    yield _linear(f"{attention}.o_proj.weight", hidden, queries)
-    yield _linear(f"{prefix}.mlp.gate.weight", geometry.experts, hidden)
-    for expert in range(geometry.experts):
-        name = f"{prefix}.mlp.experts.{expert}"
-        yield _linear(f"{name}.down_proj.weight", hidden, geometry.intermediate)
-        yield _linear(f"{name}.gate_proj.weight", geometry.intermediate, hidden)
-        yield _linear(f"{name}.up_proj.weight", geometry.intermediate, hidden)
-
-
-def _linear(name: str, rows: int, columns: int) -> Spec:
-    return Spec(name, (rows, columns), GAIN / math.sqrt(columns))
 
 
 def _write_shard(path: Path, specs: list[Spec]) -> None:
@@ -173,42 +105,6 @@ def _pool(std: float | None) -> memoryview:
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.randn(POOL_ELEMENTS, generator=generator) * std).to(torch.bfloat16)
     return numbers.view(torch.uint8).numpy().data
-
-
-def _config(geometry: RandomGeometry) -> dict[str, object]:
-    return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 1,
-        "decoder_sparse_step": 1,
-        "dtype": "bfloat16",
-        "eos_token_id": 2,
-        "head_dim": geometry.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": geometry.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": geometry.intermediate * geometry.top_k,
-        "max_position_embeddings": 40960,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": geometry.intermediate,
-        "norm_topk_prob": True,
-        "num_attention_heads": geometry.heads,
-        "num_experts": geometry.experts,
-        "num_experts_per_tok": geometry.top_k,
-        "num_hidden_layers": geometry.layers,
-        "num_key_value_heads": geometry.kv_heads,
-        "output_router_logits": False,
-        "pad_token_id": 0,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-        "router_aux_loss_coef": 0.001,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": geometry.vocab_size,
-    }
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

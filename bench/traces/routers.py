@@ -1,44 +1,134 @@
 """Routers that say what a trace recorded, so that whoever listens to them hears a trained model.
 
 `bench.routing_replay` puts recorded experts behind routers of random weights; a predictor would still hear
-those. Here the logits themselves are replayed, and the routers go on from there as they always do.
+those, and a policy that changes what is chosen has to hear logits. Here these are replayed, and routers go on
+from there as they always do.
+
+    order in a pass, where a policy looks ahead:   1 early, 0 │ 2 early, 1 │ 3 early, 2 │ ... │ last
+    otherwise:                                     0 │ 1 │ 2 │ ... │ last
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from bench.routing_replay import RecordedChoice
 from hetero_gpu.router import route
 from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_scheduler.trace import Trace
 
+LOUD = 1e4
+"""A logit above all others of a model of random weights."""
+
+
+class Recital:
+    """Says one token of `trace` after another to the routers of a model with `num_layers` MoE layers.
+
+    `asks_early`: whether each router but the first is also asked one layer early, as by a policy that looks
+    ahead; then the trace must hold that. Raises ValueError where it does not.
+    """
+
+    def __init__(self, trace: Trace, *, num_layers: int, device: torch.device, asks_early: bool) -> None:
+        said = trace.logits[:, :num_layers, None]
+        if asks_early:
+            if trace.early is None:
+                raise ValueError("the trace does not hold what routers say when they are asked early")
+            said = np.concatenate([said, trace.early[:, :num_layers, None]], axis=2)
+        self._said = RecordedChoice(said, device=device, dtype=torch.float16)  # [tokens, layers, 1 or 2, E]
+        self._tokens = torch.from_numpy(trace.tokens).to(device, torch.long)
+        self._num_layers, self._layer, self._is_under_way = num_layers, 0, False
+
+    def seek(self, token: int) -> None:
+        """The next pass begins with this token of the trace."""
+        self._said.seek(token)
+
+    def say(self, layer: int, num_tokens: int) -> torch.Tensor:
+        """What the router of `layer` says of the pass's tokens, `[num_tokens, E]` float16: early, if its
+        layer is not the one that runs."""
+        if not self._is_under_way:
+            self._said.begin(num_tokens)
+            self._is_under_way = True
+        said = self._said.of(layer)
+        if layer != self._layer:
+            assert layer == self._layer + 1, f"layer {layer} is asked while layer {self._layer} runs"
+            return said[:, 1]
+        self._layer = (layer + 1) % self._num_layers
+        self._is_under_way = self._layer != 0
+        return said[:, 0]
+
+    def next_token(self) -> torch.Tensor:
+        """The token that follows those of the last pass, `[1]` int64."""
+        return self._tokens[self._said.upcoming()]
+
 
 def replay_routers(model: Any, trace: Trace) -> None:
-    """From now on the routers of `model`, a Qwen3-MoE, say one token of `trace` after another; its first
-    layers, where the model has fewer. A step that was captured before must be captured again."""
-    layers = routed_layers(model)
-    device = next(model.parameters()).device
-    logits = RecordedChoice(trace.logits[:, : len(layers)], device=device, dtype=torch.float16)
-    for number, layer in enumerate(layers):
-        layer.router.forward = _Replayed(layer.router, logits, number)
+    """From now on the routers of `model` say one token of `trace` after another; the trace's first layers,
+    where the model has fewer. A step that was captured before must be captured again."""
+    device, num_layers = next(model.parameters()).device, len(routed_layers(model))
+    recite(model, Recital(trace, num_layers=num_layers, device=device, asks_early=False))
 
 
-class _Replayed:
-    """The forward of one router."""
+def recite(model: Any, recital: Recital) -> None:
+    """From now on the routers of `model` say what `recital` says. Who chose in their place does so no more,
+    and has to be put before them again."""
+    for number, layer in enumerate(routed_layers(model)):
+        is_one_launch = getattr(vars(layer.router).pop("forward", None), "is_small_op", False)
+        layer.router.forward = _Reciting(layer.router, recital, number, is_one_launch=is_one_launch)
 
-    def __init__(self, router: Any, logits: RecordedChoice, layer: int) -> None:
-        self._router, self._logits, self._layer = router, logits, layer
 
-    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        router, dtype = self._router, hidden.dtype
-        said = self._logits.take(self._layer, hidden.shape[:-1].numel()).float()
-        if said.is_cuda:
-            chosen = route(said, top_k=router.top_k, is_renormalised=router.norm_topk_prob, dtype=dtype)
-            return said, *chosen
-        weights, experts = said.softmax(-1).topk(router.top_k, dim=-1)
-        if router.norm_topk_prob:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return said, weights.to(dtype), experts
+def say_tokens(model: Any, recital: Recital) -> None:
+    """From now on the most likely next token of `model` is the trace's, so that greedy text is its text."""
+    model.lm_head.forward = _Loud(model.lm_head.forward, recital)
+
+
+class _Reciting:
+    """The forward of one router. `is_one_launch`: it was replaced by a kernel of few operations, and then
+    this is one too."""
+
+    def __init__(self, router: Any, recital: Recital, layer: int, *, is_one_launch: bool) -> None:
+        self._router, self._forward = router, router.forward
+        self._recital, self._layer, self._is_one_launch = recital, layer, is_one_launch
+
+    def __call__(self, hidden: torch.Tensor) -> Any:
+        said = self._recital.say(self._layer, hidden.shape[:-1].numel())
+        router = self._router
+        if self._is_one_launch:
+            logits, rule = said.float(), router.norm_topk_prob
+            chosen = route(logits, top_k=router.top_k, is_renormalised=rule, dtype=hidden.dtype)
+            return logits, *chosen
+        with _InPlaceOfProduct(said):
+            return self._forward(hidden)
+
+
+class _InPlaceOfProduct(TorchFunctionMode):
+    """Inside, a product that gives logits is computed and gives others."""
+
+    def __init__(self, said: torch.Tensor) -> None:
+        super().__init__()
+        self._said = said
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is not functional.linear:
+            return result
+        assert result.shape == self._said.shape, f"{self._said.shape} replayed for {result.shape}"
+        return self._said.to(result.dtype)
+
+
+class _Loud:
+    """The forward of a head, with one token above all others."""
+
+    def __init__(self, head: Callable[[torch.Tensor], torch.Tensor], recital: Recital) -> None:
+        self._head, self._recital = head, recital
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._head(hidden)
+        return logits.index_fill_(-1, self._recital.next_token(), LOUD)

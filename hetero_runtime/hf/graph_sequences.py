@@ -101,7 +101,8 @@ class GraphSequences:
         self._sequences = StaticSequences(model, rows=len(active), max_length=max_length, active=active)
         self._active = active
         self._capture = capture
-        self._texts = texts
+        self.texts = texts
+        """Who is told of the texts in rows."""
         self.tokens = torch.zeros(len(active), dtype=torch.long, device=active.device)
         """What the next step reads, by row; it stays at its address."""
         self._said = torch.zeros_like(self.tokens)
@@ -218,13 +219,13 @@ class GraphSequences:
 
     def _empty(self, row: int) -> None:
         self._sequences.reset(row)
-        if self._texts is not None:
-            self._texts.end(row)
+        if self.texts is not None:
+            self.texts.end(row)
 
     def _reading(self, row: int, ids: torch.Tensor) -> AbstractContextManager[None]:
-        if self._texts is None:
+        if self.texts is None:
             return nullcontext()
-        return self._texts.read(row, ids, is_first=self._sequences.length(row) == 0)
+        return self.texts.read(row, ids, is_first=self._sequences.length(row) == 0)
 
     # ---- what is captured
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.models.random_checkpoint import RandomGeometry, ensure_checkpoint
+from bench.models.random_checkpoint import ensure_checkpoint
+from bench.models.random_geometry import RandomGeometry
 from bench.routing import RecordedRouting
 from tests.bench.toy_geometry import TINY
 

@@ -10,7 +10,7 @@ import torch
 
 from bench import predicted_decode
 from bench.harness import ResultFile
-from bench.models.random_checkpoint import RandomGeometry
+from bench.models.random_geometry import RandomGeometry
 from bench.traces.compact import compress
 from bench.traces.routers import replay_routers
 from hetero_runtime.prediction import RouterFingerprint, write_predictor

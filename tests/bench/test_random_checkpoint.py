@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,20 @@ from transformers import AutoModelForCausalLM
 
 from bench.models.random_checkpoint import (
     INDEX,
-    RandomGeometry,
     add_geometry,
     ensure_checkpoint,
     geometry_of,
     write_checkpoint,
 )
+from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry, RandomGeometry
 from hetero_runtime.engine import Engine
 from tests.bench.toy_geometry import TINY
+
+SIZES = asdict(TINY)
+OTHERS = [
+    OlmoeGeometry(**SIZES | {"kv_heads": 4}),
+    MoonlightGeometry(**SIZES | {"kv_heads": 4}, shared=2, rotated=8, latent=32, dense=96),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,35 @@ def test_transformers_loads_every_tensor(folder: Path) -> None:
     assert len(experts.down_proj.flatten(1).unique(dim=0)) == 8, "two experts are the same"
 
 
+@pytest.mark.parametrize("geometry", OTHERS, ids=["olmoe", "moonlight"])
+def test_checkpoints_of_other_models(geometry: RandomGeometry, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, geometry)
+    _, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    check_engine_and_transformers(tmp_path)
+
+
+def test_what_the_large_ones_take() -> None:
+    sizes = {
+        type(each).__name__: sum(spec.num_bytes for shard in each.tensors() for spec in shard)
+        for each in (OlmoeGeometry(), MoonlightGeometry())
+    }
+    assert sizes == {"OlmoeGeometry": 13_838_323_712, "MoonlightGeometry": 31_920_220_416}
+    assert OlmoeGeometry().expert_bytes == 12_582_912
+    assert MoonlightGeometry().expert_bytes == 17_301_504
+
+
+def test_olmoe_takes_heads_that_fill_the_hidden_size() -> None:
+    with pytest.raises(ValueError, match="3 heads of 128: OLMoE's take the hidden size, 2048"):
+        OlmoeGeometry(heads=3).config()
+
+
 def test_engine_and_transformers_write_the_same(folder: Path) -> None:
+    check_engine_and_transformers(folder)
+
+
+def check_engine_and_transformers(folder: Path) -> None:
     prompt = list(range(3, 20))
     model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)

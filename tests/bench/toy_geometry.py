@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.models.random_checkpoint import RandomGeometry
+from bench.models.random_geometry import RandomGeometry
 
 TINY = RandomGeometry(
     layers=2,

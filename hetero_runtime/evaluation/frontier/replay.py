@@ -45,7 +45,7 @@ def divide(trace: Trace, share: float) -> Halves:
             "nothing to replay; give another share, or record more documents"
         )
     first, second = (_part(trace, begin, end) for begin, end in ((0, at), (at, len(trace.bounds) - 1)))
-    return Halves(_calibrate(first), second)
+    return Halves(calibrate(first), second)
 
 
 def replay(
@@ -112,7 +112,9 @@ def _part(trace: Trace, begin: int, end: int) -> Trace:
     return Trace(trace.logits[rows], trace.topk[rows], trace.tokens[rows], bounds - bounds[0])
 
 
-def _calibrate(trace: Trace) -> Calibration:
+def calibrate(trace: Trace) -> Calibration:
+    """What policies must know of the model that `trace` is of, from its text; `logits` are what its routers
+    compare."""
     shape = Shape(trace.num_layers, trace.num_experts, trace.top_k)
     tally = Tally(shape, frequent_tokens([trace.tokens], _NUM_PRIORS))
     tally.begin(trace.tokens)

@@ -1,0 +1,310 @@
+"""The policies' bench runs whole at toy size: same text for all, decisions those of the policy's own code."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
+
+from bench import psr_decode
+from bench.harness import ResultFile
+from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry
+from bench.psr_case import PROMPT, Run, Steps, Stretch, recite_in, words_of
+from bench.psr_decode import Model
+from bench.psr_recording import Recording, divided, recorded
+from bench.psr_rows import Key, Link, rows_of
+from bench.slow_link import ExtraBytes, LinkRates
+from bench.traces.bundled import TEXT
+from bench.traces.laid_over import for_sigmoid, laid_over, sigmoid_scores, whole_documents
+from bench.traces.routers import Recital, recite
+from hetero_gpu import CacheStats
+from hetero_gpu.tables import MappedBank
+from hetero_runtime.calibration.file import read_calibration
+from hetero_runtime.generation import SamplingParams
+from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan
+from hetero_runtime.routing import Routing, RoutingStats
+from hetero_runtime.routing.captured import CapturedRouting
+from hetero_runtime.trace import write_trace
+from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy
+from hetero_scheduler.trace import Trace
+from tests.bench.toy_geometry import TINY
+from tests.bench.traces.test_compact import INFO
+
+SIZES = asdict(TINY) | {"kv_heads": 4, "experts": 16, "layers": 3}
+OLMOE = OlmoeGeometry(**SIZES)
+MOONLIGHT = MoonlightGeometry(**SIZES, shared=2, rotated=8, latent=32, dense=96)
+STRETCH = Stretch(settle=2, tokens=6)
+DOCUMENTS = 6
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(psr_decode.MODELS, "olmoe", Model(OLMOE, False, STRETCH.tokens, 2))
+    monkeypatch.setitem(psr_decode.MODELS, "moonlight", Model(MOONLIGHT, True, STRETCH.tokens, 2))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Of two layers, with early routers that are often right."""
+    draw, num_tokens = np.random.default_rng(0), DOCUMENTS * (STRETCH.window + 3)
+    logits = draw.normal(size=(num_tokens, 2, 16))
+    logits[1:] += logits[:-1] / 2
+    early = logits + draw.normal(size=logits.shape) / 3
+    topk = np.argsort(-logits, axis=-1)[..., :2].astype(np.int16)
+    bounds = np.arange(DOCUMENTS + 1) * (STRETCH.window + 3)
+    tokens = draw.integers(3, 40, num_tokens).astype(np.int32)
+    return Trace(logits.astype(np.float16), topk, tokens, bounds, early.astype(np.float16))
+
+
+@pytest.fixture(scope="module")
+def file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "routing.safetensors"
+    write_trace(path, trace, INFO)
+    return path
+
+
+def words(folder: Path, file: Path, model: str) -> list[str]:
+    said = ["--model", model, "--checkpoint", str(folder / "checkpoint"), "--trace", str(file)]
+    return [*said, "--device", "cpu", "--settle", "2", "--results", str(folder)]
+
+
+@pytest.mark.parametrize("model", ["olmoe", "moonlight"])
+def test_bench(model: str, file: Path, tmp_path: Path) -> None:
+    percents = [50, 25] if model == "olmoe" else [25]
+    residencies = ["--residencies", *(str(percent / 100) for percent in percents)]
+    assert psr_decode.main([*words(tmp_path, file, model), *residencies]) == 0
+    (result,) = tmp_path.glob("*.json")
+    rows = {row.id: row for row in ResultFile.read(result).rows}
+    end = "" if model == "olmoe" else "_moonlight"
+    for percent in percents:
+        name = f"{percent}{end}"
+        for ratio in ("vs_lru", "vs_cacheprior", "p99_vs_best"):
+            assert rows[f"psr.{ratio}_{name}"].value > 0
+        assert "load entropy" in rows[f"psr.vs_lru_{name}"].note
+        copies = {policy: rows[f"psr.copies_{policy}_{name}"].value for policy in ("lru", "cache_prior")}
+        assert copies["cache_prior"] < copies["lru"], "a bonus for what is resident, and nothing else differs"
+        demanded = rows[f"psr.demand_copies_cache_prior_{name}"].value
+        assert demanded == copies["cache_prior"], "nothing is fetched ahead"
+        assert 0 < rows[f"psr.hit_psr_{name}"].value < 100
+    assert len(rows) == len(percents) * (3 + 3 * 5)
+
+
+def test_a_text_is_recorded_where_no_trace_is_given() -> None:
+    trace, source = recorded(None, TEXT, 40, most=4)
+    assert trace.bounds.tolist() == [0, 40, 80, 120, 160]
+    assert trace.logits.shape == (160, 8, 64)
+    assert trace.early is not None
+    assert trace.early[:, 1:].any(axis=-1).all()
+    assert source == "routing of model, teacher-forced"
+
+
+def test_a_policy_that_fails_leaves_the_others(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(policy: str, residency: float, calibration: Path) -> dict[str, Any]:
+        if policy == "cache_prior":
+            raise RuntimeError("broken on purpose")
+        return words_of(policy, residency, calibration)
+
+    monkeypatch.setattr(psr_decode, "words_of", broken)
+    assert psr_decode.main([*words(tmp_path, file, "olmoe"), "--residencies", "0.5", "--runs", "1"]) == 1
+    rows = {row.id for row in ResultFile.read(tmp_path / "psr_decode.json").rows}
+    assert "psr.vs_lru_50" in rows
+    assert not any("prior" in row or "p99_vs_best" in row for row in rows)
+
+
+def test_the_slow_link_has_rows_of_its_own(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MappedBank, "of", lambda records, size, _: MappedBank(records.data_ptr(), size))
+    monkeypatch.setattr(LinkRates, "slowed_to", lambda *_: ExtraBytes(64, 64))
+    bench = toy_bench(file, tmp_path)
+    bench.is_slowed = True
+    bench.measure("lru", 0.5)
+    bench.measure("psr", 0.5)
+    bench.close()
+    rows = rows_of(bench.done, model="olmoe", rates=bench.rates, note="toys")
+    assert {"psr.vs_lru_50", "psr.vs_lru_50_25gbs"} <= {row.id for row in rows}
+    (slow,) = [row for row in rows if row.id == "psr.vs_lru_50_25gbs"]
+    assert bench.rates is not None
+    assert f"own: {bench.rates.load:.1f} GB/s loaded by the device" in slow.note
+    own, other = (bench.done[Key("psr", 0.5, link)] for link in Link)
+    assert own.logical == other.logical, "the same text, the same decisions"
+
+
+def toy_bench(file: Path, folder: Path) -> psr_decode.Bench:
+    options = psr_decode.parse(words(folder, file, "olmoe"))
+    return psr_decode.prepare(options, psr_decode.MODELS["olmoe"], folder, 0.0)
+
+
+# ---- what is decided is what the policy decides of the recording
+
+
+def decided(bench: psr_decode.Bench, routing: LogicalCache) -> RoutingStats:
+    """By the policy's own code, of the tokens whose decisions the bench counts."""
+    total = RoutingStats()
+    for begin in bench.recording.texts:
+        routing.reset()
+        rows = slice(begin, begin + STRETCH.window - 1)
+        total += decided_of(routing, bench.recording.trace, rows, counted=PROMPT + STRETCH.settle)
+    return total
+
+
+def decided_of(routing: LogicalCache, trace: Trace, rows: slice, *, counted: int) -> RoutingStats:
+    """Of `rows` of the trace, as a bf16 model hears it, without the first `counted`."""
+    assert trace.early is not None
+    scores, guesses = (
+        torch.from_numpy(each[rows]).bfloat16().float() for each in (trace.logits, trace.early)
+    )
+    made = routing.select(
+        scores.numpy(),
+        scores.softmax(-1).topk(routing.shape.top_k).indices.numpy(),
+        trace.tokens[rows],
+        first_layer=0,
+        guesses=guesses.numpy(),
+    )
+    counts = (made.inserted, made.demanded, made.deviating)
+    return RoutingStats(*(int(each[counted:].sum()) for each in counts))
+
+
+def logical_cache(policy: str, bench: psr_decode.Bench, capacity: int) -> LogicalCache:
+    calibration = read_calibration(bench.calibration).calibration
+    made = make_routing_policy(policy, bonus=0.2)
+    return LogicalCache(made, Shape(3, 16, 2), capacity=capacity, calibration=calibration)
+
+
+@pytest.mark.parametrize("policy", ["cache_prior", "psr"])
+def test_engines_decide_as_the_recording_makes_the_policy_decide(
+    policy: str, file: Path, tmp_path: Path
+) -> None:
+    bench = toy_bench(file, tmp_path)
+    bench.measure(policy, 0.5)
+    bench.close()
+    (steps,) = bench.done.values()
+    expected = decided(bench, logical_cache(policy, bench, 8))
+    assert sum((run.routing for run in steps.runs), RoutingStats()) == expected
+    assert expected.demanded > 0
+    assert all(len(run.steps_ms) == STRETCH.tokens for run in steps.runs)
+
+
+def test_a_captured_step_decides_so_too(file: Path, tmp_path: Path) -> None:
+    """Kernels run in the interpreter, and what is captured runs again."""
+    bench = toy_bench(file, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(bench.plan.checkpoint, dtype=torch.bfloat16).eval()
+    calibration = read_calibration(bench.calibration).calibration
+    policy = make_routing_policy("psr", bonus=0.2)
+    routing = Routing(policy, Shape(3, 16, 2), capacity=4, calibration=calibration)
+    active = torch.ones(1, dtype=torch.bool)
+    captured = CapturedRouting(routing, active=active, vocab_size=model.config.vocab_size)
+    sequences = GraphSequences(model, active=active, max_length=64, capture=lambda work: work, texts=captured)
+    captured.attach(model, sequences.tokens)
+    parts: Any = SimpleNamespace(
+        model=model, device=torch.device("cpu"), routing=routing, sequences=sequences
+    )
+    recital = recite_in(parts, bench.recording.trace)
+    sequences.capture(prefill=nullcontext, decode=nullcontext)
+    captured.forget_counts()
+    begin, tokens = next(iter(bench.recording.texts.items()))
+    recital.seek(begin)
+    row, prompt = sequences.take_row(), torch.tensor(tokens[:PROMPT])
+    greedy = SamplingParams(temperature=0.0)
+    said = [sequences.first_token(row, prompt, {}, params=greedy, uniform=0.0)]
+    for _ in range(6):
+        ((token,),) = sequences.submit(StepPlan([[True]], None)).wait()
+        said.append(token)
+    assert said == tokens[PROMPT : PROMPT + 7]
+    rows = slice(begin, begin + PROMPT + 6)
+    expected = decided_of(logical_cache("psr", bench, 4), bench.recording.trace, rows, counted=PROMPT)
+    assert routing.device_stats() == expected
+
+
+def test_routers_of_one_launch_say_what_others_say(trace: Trace) -> None:
+    config = OlmoeConfig(**OLMOE.config())
+    model = OlmoeForCausalLM(config).eval()
+    whole = laid_over(trace, layers=3, top_k=2)
+    router, hidden = model.model.layers[0].mlp.gate, torch.randn(1, OLMOE.hidden)
+    recital = Recital(whole, num_layers=3, device=torch.device("cpu"), asks_early=False)
+    recite(model, recital)
+    _, weights, experts = router(hidden)
+    forward = router.forward
+    forward.is_small_op = True
+    recital = Recital(whole, num_layers=3, device=torch.device("cpu"), asks_early=False)
+    recite(model, recital)
+    logits, *one_launch = router(hidden)
+    assert torch.equal(logits, torch.from_numpy(whole.logits[:1, 0]).float())
+    assert torch.equal(one_launch[1], experts)
+    assert torch.allclose(one_launch[0], weights, atol=1e-6)
+
+
+# ---- laid over
+
+
+def test_layers_beyond_the_trace_say_the_same_again(trace: Trace) -> None:
+    whole = laid_over(trace, layers=3, top_k=4)
+    assert trace.early is not None
+    assert whole.early is not None
+    assert np.array_equal(whole.logits[:, 2], trace.logits[:, 0])
+    assert np.array_equal(whole.early[:, 1], trace.early[:, 1])
+    assert np.array_equal(whole.early[1:, 2], trace.logits[:-1, 0]), "never asked early: the token before"
+    assert np.array_equal(whole.topk[:, 0, :2], trace.topk[:, 0])
+    least = np.take_along_axis(whole.logits[:, 1], whole.topk[:, 1, 3:].astype(np.int64), axis=-1)
+    assert ((whole.logits[:, 1] >= least).sum(axis=-1) >= 4).all()
+
+
+def test_sigmoid_scores_lie_as_logits_lay(trace: Trace) -> None:
+    scores = sigmoid_scores(for_sigmoid(trace)).logits.astype(np.float64)
+    logits = trace.logits.astype(np.float64)
+    span = logits.max(axis=-1, keepdims=True) - logits.min(axis=-1, keepdims=True)
+    expected = 0.01 + 0.98 * (logits - logits.min(axis=-1, keepdims=True)) / span
+    assert np.abs(scores - expected).max() < 2e-3
+
+
+def test_a_trace_without_early_routers_is_refused(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="when they are asked early"):
+        laid_over(replace(trace, early=None), layers=3, top_k=2)
+    with pytest.raises(ValueError, match="no document of the trace has 99 tokens"):
+        whole_documents(trace, 99)
+
+
+def test_too_few_documents_are_refused(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="6 documents of 31 tokens for 6 runs and calibration"):
+        divided(Recording(trace, {}, "toys"), num_runs=6)
+
+
+# ---- rows
+
+
+def test_percentiles_and_shares() -> None:
+    fast = Run([1.0] * 99 + [5.0], CacheStats(required=800, hits=600, misses=100, loads=100), RoutingStats())
+    slow = replace(
+        fast, steps_ms=[3.0] * 100, cache=CacheStats(required=800, hits=200, late=80, prefetches=80)
+    )
+    steps = Steps((fast, slow, slow), pairs=8)
+    assert (steps.mean_ms, steps.p50_ms) == (3.0, 3.0)
+    assert steps.p99_ms == pytest.approx(3.0, abs=1e-9)
+    assert steps.hit_rate == pytest.approx(1000 / 2400)
+    assert steps.copies == pytest.approx(260 / 300)
+    assert steps.demand_copies == pytest.approx(100 / 300)
+    assert steps.late == pytest.approx(160 / 300)
+
+
+def test_targets_are_of_ratios_alone() -> None:
+    run = Run([2.0, 2.0], CacheStats(required=16, hits=8), RoutingStats(inserted=4, demanded=2))
+    done = {
+        Key(policy, 0.5, Link.OWN): Steps((replace(run, steps_ms=[ms, ms]),), pairs=8)
+        for policy, ms in (("lru", 6.0), ("cache_prior", 3.0), ("psr", 2.0))
+    }
+    rows = {row.id: row for row in rows_of(done, model="moonlight", rates=None, note="toys")}
+    assert {row.id: (row.value, row.target) for row in rows.values() if row.target} == {
+        "psr.vs_lru_50_moonlight": (3.0, ">=2.2"),
+        "psr.vs_cacheprior_50_moonlight": (1.5, ">=1.25"),
+        "psr.p99_vs_best_50_moonlight": (pytest.approx(2 / 3), "<=1.0"),
+    }
+    assert "copies per token 3.0" in rows["psr.copies_psr_50_moonlight"].note
