@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from hetero_gpu.packed import PackedLayout
     from hetero_gpu.slab_cache import SlabCache
     from hetero_gpu.slabs import MappedSlabs, SlabPool
-    from hetero_gpu.transfer import Arrived, Copier, Fence, HostCopier, Record, Transfer
+    from hetero_gpu.transfer import (
+        Arrived,
+        Copier,
+        Fence,
+        HostCopier,
+        LinkCopier,
+        Point,
+        Record,
+        Transfer,
+    )
 
 __all__ = [
     "Arrived",
@@ -20,7 +29,9 @@ __all__ = [
     "Copier",
     "Fence",
     "HostCopier",
+    "LinkCopier",
     "MappedSlabs",
+    "Point",
     "Record",
     "SlabCache",
     "SlabPool",
@@ -51,7 +62,7 @@ def make_copier(
     registration: Registration,
     record_bytes: int,
     packing: PackedLayout | None = None,
-) -> Copier[torch.Tensor]:
+) -> LinkCopier:
     """The copier for `device`. `registration`: how CUDA may read the host bank, whose records it copies.
 
     `record_bytes`: of a record as the bank has it. `packing`: the layout of packed records; None: plain ones.

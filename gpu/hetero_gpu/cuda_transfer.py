@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from hetero_gpu.transfer import Copier, Fence, Transfer
+from hetero_gpu.transfer import Fence, LinkCopier, Point, Transfer
 
 CopyBytes = Callable[[torch.Tensor, torch.Tensor, torch.cuda.Stream], object]
 """`copy(source, slab, stream)`: enqueue one host-to-device copy."""
@@ -50,29 +50,33 @@ class CudaTransfer(Transfer):
     """One copy on the transfer stream."""
 
     def __init__(self, done: torch.cuda.Event, clock: StallClock) -> None:
-        self._done, self._clock = done, clock
+        self.done, self._clock = done, clock
 
     def is_done(self) -> bool:
-        return bool(self._done.query())
+        return bool(self.done.query())
 
     def wait(self) -> None:
         stream = torch.cuda.current_stream()
-        if self._done.query():
-            stream.wait_event(self._done)
+        if self.done.query():
+            stream.wait_event(self.done)
             return
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
-        stream.wait_event(self._done)
+        stream.wait_event(self.done)
         end.record(stream)
         self._clock.add(begin, end)
 
 
-class CudaCopier(Copier[torch.Tensor]):
-    """Copies on a stream of their own; `copy` says how bytes cross (directly, or through a staging ring)."""
+class CudaCopier(LinkCopier):
+    """Copies on a stream of their own; `copy` says how bytes cross (directly, or through a staging ring).
+
+    What is brought back has another: it waits for no computation, and the link carries both ways at once.
+    """
 
     def __init__(self, device: torch.device, copy: CopyBytes = copy_directly) -> None:
         self._device, self._copy = device, copy
         self._stream = torch.cuda.Stream(device)
+        self._back: torch.cuda.Stream | None = None
         self._clock = StallClock()
         self._waited_for: Fence | None = None
 
@@ -86,6 +90,18 @@ class CudaCopier(Copier[torch.Tensor]):
         done.record(self._stream)
         return CudaTransfer(done, self._clock)
 
+    def bring_back(self, slab: torch.Tensor, into: torch.Tensor, *, copied: Transfer) -> Point:
+        assert isinstance(copied, CudaTransfer), f"a CUDA copy cannot follow {type(copied).__name__}"
+        if self._back is None:
+            self._back = torch.cuda.Stream(self._device)
+        self._back.wait_event(copied.done)
+        with torch.cuda.stream(self._back):
+            into.copy_(slab, non_blocking=True)
+        there = torch.cuda.Event()
+        there.record(self._back)
+        self._stream.wait_event(there)
+        return there
+
     def fence(self) -> Fence | None:
         return fence_of(self._device)
 
@@ -94,3 +110,5 @@ class CudaCopier(Copier[torch.Tensor]):
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+        if self._back is not None:
+            self._back.synchronize()

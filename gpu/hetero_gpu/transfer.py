@@ -84,6 +84,22 @@ class Copier(ABC, Generic[R]):
         self.synchronize()
 
 
+class Point(Protocol):
+    """Something that a device does."""
+
+    def synchronize(self) -> None:
+        """Block the host until it is done."""
+
+
+class LinkCopier(Copier[torch.Tensor]):
+    """Copies between host memory and slabs, both ways."""
+
+    @abstractmethod
+    def bring_back(self, slab: torch.Tensor, into: torch.Tensor, *, copied: Transfer) -> Point:
+        """Bring to `into` (host memory, pinned for CUDA) what `copied` brought to `slab`, and nothing has
+        overwritten. Copies that are submitted later overwrite it later."""
+
+
 class Arrived(Transfer):
     """A record that is where it belongs."""
 
@@ -93,8 +109,11 @@ class Arrived(Transfer):
     def wait(self) -> None:
         return
 
+    def synchronize(self) -> None:
+        """See Point."""
 
-class HostCopier(Copier[torch.Tensor]):
+
+class HostCopier(LinkCopier):
     """Device `cpu`: a slab is ordinary memory, so the copy is done when `submit` returns."""
 
     def __init__(self) -> None:
@@ -104,6 +123,10 @@ class HostCopier(Copier[torch.Tensor]):
         began = time.perf_counter()
         slab.copy_(source)
         self._stall_s += time.perf_counter() - began
+        return Arrived()
+
+    def bring_back(self, slab: torch.Tensor, into: torch.Tensor, *, copied: Transfer) -> Point:
+        into.copy_(slab)
         return Arrived()
 
     def fence(self) -> Fence | None:

@@ -77,7 +77,8 @@ class MemoryConfig:
     FOLDER.experts.safetensors, for direct and mmap; the checkpoint for ram and swap."""
     host_slabs: Count | Auto = "auto"
     """Experts that host memory holds on their way from where they live to a device with memory of its own.
-    auto: as many as fit above a disk; a token's top-k where the system itself keeps what it can."""
+    Above a disk they are others than the slabs': what leaves the device goes back there. auto: as many as fit
+    above a disk; a token's top-k where the system itself keeps what it can."""
     packed: bool | Auto = "auto"
     """Keep bf16 experts at twelve bits an element in the host bank, every bit of them preserved: a quarter
     less memory, a quarter fewer bytes to move. auto: where a CUDA device decodes them."""

@@ -38,6 +38,8 @@ STAGING_RECORDS = 4
 GROUPED_TOKENS = 4096
 """In graph mode the experts' workspace has room for that many tokens of a prompt at once; longer prompts run
 each layer in chunks."""
+RETURNING_RECORDS = 8
+"""Records on their way back from a device to host memory above a disk: a layer's experts of one token."""
 _SORT_BYTES = 40
 """What the sort of a prompt's (token, k) pairs by expert takes for each."""
 _STREAMS = 6
@@ -293,9 +295,16 @@ def _host_slab_row(geometry: Geometry, demand: Demand) -> Row:
     return Row.constant("host slabs", "host", num_bytes, note)
 
 
+def returning_records(backing: Backing, host_slabs: int) -> int:
+    """How many records may be on their way back from a device at once; 0: none returns. They hold no more
+    than a quarter of the host slabs."""
+    return min(RETURNING_RECORDS, host_slabs // 4) if backing == "direct" else 0
+
+
 def _staging_row(geometry: Geometry, demand: Demand) -> Row:
     """While loading, one tensor of the rest is on its way; a GPU may need the ring all the time."""
-    ring = STAGING_RECORDS * geometry.record_bytes if demand.device == "cuda" else 0
+    count = STAGING_RECORDS + returning_records(demand.backing, demand.host_slabs)
+    ring = count * geometry.record_bytes if demand.device == "cuda" else 0
     groups = (geometry.backbone, geometry.shared, geometry.vision)
     largest = max(group.largest_bytes for group in groups)
     return Row("staging", "host", ring + largest, ring, ring, "largest tensor on its way")

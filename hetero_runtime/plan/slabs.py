@@ -8,7 +8,7 @@ from hetero_runtime.config.sizes import format_size
 from hetero_runtime.config.tree import MemoryConfig, Pool
 from hetero_runtime.errors import BudgetError, ConfigError
 from hetero_runtime.plan.budget import Budgets
-from hetero_runtime.plan.demand import PHASES, Demand, Row, fixed_rows
+from hetero_runtime.plan.demand import PHASES, Demand, Row, fixed_rows, returning_records
 from hetero_runtime.plan.geometry import Geometry
 
 
@@ -75,7 +75,7 @@ def choose_host_slabs(memory: MemoryConfig, geometry: Geometry, demand: Demand, 
         return least
     used = max(budgets.used(fixed_rows(geometry, demand), "host", phase) for phase in PHASES)
     room = max(0, budgets.host - used) // geometry.record_bytes
-    return min(max(least, room), most)
+    return min(max(least, room - returning_records(demand.backing, room)), most)
 
 
 def slab_row(geometry: Geometry, slabs: int, *, are_bank: bool = False) -> Row:

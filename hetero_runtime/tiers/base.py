@@ -27,7 +27,7 @@ class RecordSource(Protocol):
 
 
 class StoredRecord(NamedTuple):
-    """One expert that lies below host memory."""
+    """One expert that lies below host memory. `nbytes`: what a disk must give of it; 0 where it asks none."""
 
     key: ExpertKey
     nbytes: int

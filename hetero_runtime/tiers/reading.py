@@ -79,6 +79,11 @@ class RecordRead(Transfer):
         self.sequels: list[Callable[[], None]] = []
         self._owner = owner
 
+    @property
+    def is_of_disk(self) -> bool:
+        """Whether it takes time of the disk."""
+        return self.record.nbytes > 0
+
     def is_done(self) -> bool:
         return self.state is _State.DONE
 
@@ -239,7 +244,7 @@ class ReadingCopier(Copier[StoredRecord]):
                 if read is None and self._may_read_ahead():
                     read = self._first_of(self._ahead)
                 if read is not None:
-                    if not self._reading:
+                    if read.is_of_disk and not self._is_disk_busy():
                         self._busy_since_s = time.monotonic()
                     self._reading.add(read)
                     return read
@@ -254,6 +259,9 @@ class ReadingCopier(Copier[StoredRecord]):
                 read.before, read.state = None, _State.READING
                 return read
         return None
+
+    def _is_disk_busy(self) -> bool:
+        return any(read.is_of_disk for read in self._reading)
 
     def _may_read_ahead(self) -> bool:
         is_awaited = self._awaited or any(read.is_awaited for read in self._reading)
@@ -276,7 +284,9 @@ class ReadingCopier(Copier[StoredRecord]):
 
     def _count(self, read: RecordRead, error: Exception | None, began_s: float, ended_s: float) -> None:
         stats = self._stats
-        if not self._reading:
+        if not read.is_of_disk:
+            return
+        if not self._is_disk_busy():
             stats = stats._replace(busy_s=stats.busy_s + ended_s - self._busy_since_s)
         if error is None:
             self._meter.ends(began_s, ended_s)

@@ -2,7 +2,7 @@
 
     backing    device cpu            unified                a device with memory of its own
     ram        bank ─copy─► slab     slabs are the bank     bank ─link─► slab
-    others     source ─read─► slab   source ─read─► slab    source ─read─► host slab ─link─► slab
+    others     source ─read─► slab   source ─read─► slab    source ─read─► host slab ◄─link─► slab
 
 On device cpu a slab is host memory already, and on unified memory it is both, so nothing lies there twice.
 Host slabs are not registered with CUDA, which would lock them: copies go through a small pinned ring, and
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hetero_gpu import Copier, MappedSlabs, Record, SlabCache, SlabPool, make_copier
+from hetero_gpu import Copier, LinkCopier, MappedSlabs, Record, SlabCache, SlabPool, make_copier
 from hetero_gpu.cuda_transfer import fence_of
 from hetero_gpu.host_memory import Registration
 from hetero_runtime.config import ResolvedConfig
@@ -26,10 +26,12 @@ from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.store import BankStore
 from hetero_runtime.foresight.link import Link, SteadyLink, measure_link
 from hetero_runtime.no_room import no_room_for
+from hetero_runtime.plan.demand import returning_records
 from hetero_runtime.tiers.base import StoredRecord
 from hetero_runtime.tiers.host_slabs import HostSlabs
 from hetero_runtime.tiers.in_the_bank import LyingCopier, LyingRecord
 from hetero_runtime.tiers.reading import ReadingCopier, ReadStats
+from hetero_runtime.tiers.returning import ReturningRecords
 from hetero_runtime.tiers.two_hops import TwoHopCopier
 from hetero_scheduler import EvictionPolicy, ExpertKey, SlotMachine
 
@@ -96,16 +98,12 @@ def make_supply(
     if store.source is None:
         assert isinstance(store, BankStore), "what is not read lies in a bank"
         return _in_bank(store, slabs) if config.slabs_are_bank else _from_bank(store, slabs)
+    if config.device == "cuda":
+        return _over_host(config, store, slabs, eviction=eviction)
     device = slabs.memory.device
-    fence = partial(fence_of, device) if device.type == "cuda" and config.device == "unified" else None
+    fence = partial(fence_of, device) if device.type == "cuda" else None
     reads = ReadingCopier(store.source, num_threads=NUM_READERS, fence=fence)
-    try:
-        if config.device != "cuda":
-            return Supply(reads, _stored(store), lambda: reads, reads)
-        return _over_host(config, store, slabs, eviction=eviction, reads=reads)
-    except BaseException:
-        reads.close()
-        raise
+    return Supply(reads, _stored(store), lambda: reads, reads)
 
 
 def _from_bank(store: BankStore, slabs: SlabPool) -> Supply:
@@ -124,26 +122,42 @@ def _in_bank(store: BankStore, slabs: SlabPool) -> Supply:
 
 
 def _over_host(
-    config: ResolvedConfig,
-    store: ExpertStore,
-    slabs: SlabPool,
-    *,
-    eviction: EvictionPolicy,
-    reads: ReadingCopier,
+    config: ResolvedConfig, store: ExpertStore, slabs: SlabPool, *, eviction: EvictionPolicy
 ) -> Supply:
+    assert store.source is not None, "what lies in a bank needs no host slabs"
     device, record_bytes = slabs.memory.device, store.layout.record_bytes
     host_slabs = HostSlabs(config.memory.host_slabs, record_bytes)
-    machine = SlotMachine(host_slabs.num_slabs, num_layers=store.num_layers, num_experts=store.num_experts)
-    host = SlabCache(
-        slabs=host_slabs, machine=machine, eviction=eviction, copier=reads, record=_stored(store)
-    )
     with no_room_for("copies on their way", device, fix="lower memory.slabs, or memory.pinned_prefix"):
         staging = Registration("staging", "host slabs are not locked, so that they can be given back")
         link = make_copier(device, registration=staging, record_bytes=record_bytes)
+        returning = _make_returning(config, store, link, device)
     link_s = measure_link(link, host_slabs.slab(0), slabs.slab(0)).seconds
-    copier = TwoHopCopier(host, reads=reads, link=link, link_s=link_s)
+    reads = ReadingCopier(returning or store.source, num_threads=NUM_READERS)
+    machine = SlotMachine(host_slabs.num_slabs, num_layers=store.num_layers, num_experts=store.num_experts)
+    host = SlabCache(
+        slabs=host_slabs, machine=machine, eviction=eviction, copier=reads, record=_stored(store, returning)
+    )
+    copier = TwoHopCopier(host, eviction=eviction, reads=reads, link=link, link_s=link_s, returning=returning)
     return Supply(copier, _stored(store), lambda: copier, reads, HostTier(host_slabs, host, copier))
 
 
-def _stored(store: ExpertStore) -> Callable[[ExpertKey], StoredRecord]:
-    return lambda key: StoredRecord(key, store.layout.record_bytes)
+def _make_returning(
+    config: ResolvedConfig, store: ExpertStore, link: LinkCopier, device: torch.device
+) -> ReturningRecords | None:
+    """None where host slabs are no more than a way: the system itself keeps what it can, or they are few."""
+    count = returning_records(config.memory.backing, config.memory.host_slabs)
+    if not count:
+        return None
+    assert store.source is not None, "what lies in a bank need not return"
+    shape = count, store.layout.record_bytes
+    buffers = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return ReturningRecords(store.source, link, buffers)
+
+
+def _stored(
+    store: ExpertStore, returning: ReturningRecords | None = None
+) -> Callable[[ExpertKey], StoredRecord]:
+    record_bytes = store.layout.record_bytes
+    if returning is None:
+        return lambda key: StoredRecord(key, record_bytes)
+    return lambda key: StoredRecord(key, 0 if returning.has(key) else record_bytes)

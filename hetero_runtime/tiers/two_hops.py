@@ -7,21 +7,27 @@
 The thread that has read a record puts its copy on the link, so nobody has to look. What lies in host memory
 already takes the second hop alone. A host slab is held from `submit` until its bytes are on the device;
 afterwards the host tier, a slab cache like the device's and under the same policy, evicts it as it likes.
-What is on the device usually lies in the host tier too.
+
+Where records `return`, what leaves the device goes back to a host slab if none has it (`returning`), so that
+host slabs of what the device has are the first to be given away: nothing lies in both for long.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from hetero_gpu import Copier, Fence, SlabCache, Transfer
+from hetero_gpu import Copier, Fence, LinkCopier, SlabCache, Transfer
 from hetero_runtime.errors import RequestError
 from hetero_runtime.tiers.base import StoredRecord
 from hetero_runtime.tiers.reading import ReadingCopier, RecordRead
-from hetero_scheduler import ExpertKey, Lookup
+from hetero_runtime.tiers.returning import ReturningRecords
+from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
+from hetero_scheduler.slots import Scores
 
 
 class TwoHops(Transfer):
@@ -72,26 +78,49 @@ class TwoHops(Transfer):
         self._owner.give_up(self)
 
 
+class _Return(NamedTuple):
+    """One record on its way back to a host slab."""
+
+    key: ExpertKey
+    read: RecordRead
+
+
 class TwoHopCopier(Copier[StoredRecord]):
     """See the module docstring.
 
-    `host`: the cache of host slabs, which nobody else fills, by copies of `reads`. `link`: copies from them
-    to the device, of `link_s` seconds each.
+    `host`: the cache of host slabs, which nobody else fills, by copies of `reads`, under `eviction`. `link`:
+    copies from them to the device, of `link_s` seconds each. `returning`: what `reads` reads from; None where
+    nothing returns.
     """
 
     overlaps, is_spare = True, False
 
     def __init__(
-        self, host: SlabCache, *, reads: ReadingCopier, link: Copier[torch.Tensor], link_s: float
+        self,
+        host: SlabCache,
+        *,
+        eviction: EvictionPolicy,
+        reads: ReadingCopier,
+        link: LinkCopier,
+        link_s: float,
+        returning: ReturningRecords | None = None,
     ) -> None:
-        self._host, self._reads, self._link, self._link_s = host, reads, link, link_s
+        self._host, self._eviction, self._returning = host, eviction, returning
+        self._reads, self._link, self._link_s = reads, link, link_s
         self._guard = threading.Lock()
         self._under_way: list[TwoHops] = []
+        self._returns: list[_Return] = []
+        self._last_into: dict[int, TwoHops] = {}
+        self._is_on_device = np.zeros_like(eviction.score, dtype=np.bool_)
         self.num_spared = 0
         """Records asked for that host memory had, or was about to have."""
 
     def submit(self, source: StoredRecord, slab: torch.Tensor, *, after: Fence | None) -> Transfer:
         self._release_arrived()
+        last = self._last_into.pop(slab.data_ptr(), None)
+        if last is not None:
+            self._is_on_device[last.key] = False
+            self._bring_back(last, over=source.key)
         while not self._hold(source.key):
             self._await_oldest()
         read = self._host.under_way(source.key)
@@ -105,6 +134,7 @@ class TwoHopCopier(Copier[StoredRecord]):
             after=after,
         )
         self._under_way.append(hops)
+        self._last_into[slab.data_ptr()], self._is_on_device[source.key] = hops, True
         if read is None:
             self.hand_on(hops)
         else:
@@ -135,6 +165,7 @@ class TwoHopCopier(Copier[StoredRecord]):
         self._host.close()
         self._link.close()
         self._under_way.clear()
+        self._returns.clear()
 
     # ---- for the records on their way, from any thread
 
@@ -153,6 +184,7 @@ class TwoHopCopier(Copier[StoredRecord]):
         """No copy of `hops` is put on the link from now on; what is being read stays in host memory."""
         with self._guard:
             hops.is_given_up = True
+        self._is_on_device[hops.key] = False
 
     # ---- host slabs
 
@@ -160,22 +192,52 @@ class TwoHopCopier(Copier[StoredRecord]):
         """Have `key` in a host slab, or on its way there, and keep it. False while all slabs are held."""
         lookup = self._host.lookup(key)
         if lookup is Lookup.MISS:
-            return self._host.prefetch(key)
+            return self._host.prefetch(key, score=self._score())
         if lookup is Lookup.HIT:
             self._host.pin(key)
         self.num_spared += 1
         return True
 
+    def _score(self) -> Scores:
+        """Who leaves host memory: first what will come back when the device has done with it."""
+        score = self._eviction.prefetch_score
+        return score if self._returning is None else np.where(self._is_on_device, -np.inf, score)
+
+    def _bring_back(self, last: TwoHops, *, over: ExpertKey) -> None:
+        """`over` comes to the slab that `last` filled: save what is there, unless host memory has that, or
+        all that it has is worth more."""
+        key, copied = last.key, last.copy
+        if self._returning is None or copied is None or self._host.lookup(key) is not Lookup.MISS:
+            return
+        score = self._score()
+        if not self._host.num_empty(key.layer) and score[key] <= score[self._host.present()].min():
+            return
+        with self._guard:
+            if not self._returning.bring_back(key, last.to_slab, copied=copied):
+                return
+        if not self._host.prefetch(key, protected=[over], score=score):
+            self._returning.forget(key)
+            return
+        read = self._host.transfer(key)
+        assert isinstance(read, RecordRead), f"a host slab is filled by {read}"
+        read.hurry()
+        self._returns.append(_Return(key, read))
+
     def _release_arrived(self) -> None:
         """Host slabs whose bytes nobody needs any more are evictable again."""
         over = [hops for hops in self._under_way if hops.is_over()]
-        if not over:
+        back = [each for each in self._returns if each.read.is_over()]
+        if not over and not back:
             return
         self._under_way = [hops for hops in self._under_way if hops not in over]
+        self._returns = [each for each in self._returns if each not in back]
         held = {hops.key for hops in self._under_way}
-        for key in dict.fromkeys(hops.key for hops in over):
+        for key in dict.fromkeys([*(hops.key for hops in over), *(each.key for each in back)]):
             if key not in held and self._host.lookup(key) is not Lookup.MISS:
                 self._release(key)
+        for each in back:
+            assert self._returning is not None, f"{each.key} came back, and nothing returns"
+            self._returning.forget(each.key)
 
     def _release(self, key: ExpertKey) -> None:
         with suppress(
@@ -186,12 +248,13 @@ class TwoHopCopier(Copier[StoredRecord]):
             self._host.unpin(key)
 
     def _await_oldest(self) -> None:
-        """Block until a host slab is free. Every one is held by a record on its way."""
-        assert self._under_way, f"host slabs are held by nobody: {self._host.counts()}"
-        read = self._under_way[0].read
+        """Block until a host slab is free. Every one is held by a record on its way, there or back."""
+        assert self._under_way or self._returns, f"host slabs are held by nobody: {self._host.counts()}"
+        read = self._returns[0].read if self._returns else self._under_way[0].read
         if read is not None:
             with suppress(RequestError):  # as above
                 read.wait()
-        self.hand_on(self._under_way[0])
+        for hops in self._under_way[:1]:
+            self.hand_on(hops)
         self._link.synchronize()
         self._release_arrived()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hetero_gpu import Copier, Fence, Transfer
+from hetero_gpu import Arrived, Fence, LinkCopier, Point, Transfer
 
 
 class FakeTransfer(Transfer):
@@ -24,7 +24,7 @@ class FakeTransfer(Transfer):
         self._owner.arrive_through(self)
 
 
-class FakeCopier(Copier):
+class FakeCopier(LinkCopier):
     """Copies arrive in order: by `arrive_next`, or because something waits for them."""
 
     def __init__(self) -> None:
@@ -44,6 +44,11 @@ class FakeCopier(Copier):
         self.starts_after.append(after)
         self.pending.append(FakeTransfer(self, source, slab))
         return self.pending[-1]
+
+    def bring_back(self, slab: torch.Tensor, into: torch.Tensor, *, copied: Transfer) -> Point:
+        copied.wait()
+        into.copy_(slab)
+        return Arrived()
 
     def arrive_next(self) -> None:
         self.pending.pop(0).arrive()

@@ -26,7 +26,7 @@ from hetero_runtime.plan import (
     to_json,
 )
 from hetero_runtime.plan.budget import Budgets
-from hetero_runtime.plan.demand import Demand, fixed_rows
+from hetero_runtime.plan.demand import RETURNING_RECORDS, STAGING_RECORDS, Demand, fixed_rows
 from hetero_runtime.plan.quantized import quantized
 from hetero_runtime.plan.slabs import fit_slabs, least_slabs, most_slabs, slab_row
 from tests.sparse_checkpoint import QWEN3_30B, write_qwen3
@@ -162,6 +162,8 @@ def test_three_tiers_with_a_gpu(qwen3_30b: Geometry) -> None:
     assert plan.budgets.host - plan.used_bytes("host", "load") < qwen3_30b.record_bytes
     few = _plan(qwen3_30b, box, {"memory": {"backing": "direct", "host_slabs": 100}})
     assert few.config.memory.host_slabs == 100
+    on_their_way = {row.name: row for row in few.rows}["staging"].decode // qwen3_30b.record_bytes
+    assert on_their_way == STAGING_RECORDS + RETURNING_RECORDS
     assert _plan(qwen3_30b, box, {"memory": {"backing": "mmap"}}).config.memory.host_slabs == 8
 
 
