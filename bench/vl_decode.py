@@ -1,12 +1,13 @@
 """VisMMOE's Table 4 on this machine: prompts with an image, step by step, loading misses or sharing them.
 
-    python -m bench.vl_decode                    10 layers, 12 GB on the disk, about 180 s on an H200
+    python -m bench.vl_decode                    10 layers, 12 GB on the disk, about 200 s on an H200
     python -m bench.vl_decode --layers 6 --runs 2 --modes offload
 
 The model is the small vision-language model at the sizes of Qwen3-VL-30B-A3B (`bench/vl/widening.py`): bytes,
 kernels and copies are the large one's, routing, image tokens and answers the trained one's. Pictures are nine
 scenes each, 1296 image tokens, none of them trained on; a lookahead predictor is first calibrated on others.
-All engines use one bank of experts, and Accelerate answers the same prompts. Rows are kept as they come.
+All engines use one bank of experts, and Accelerate answers the same prompts. In a third mode, graph, tokens
+are decoded in the captured step, without the preset's predictor. Rows are kept as they come.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from bench.harness import RESULTS, ResultFile, Row, attempt
+from bench.harness import RESULTS, ResultFile, Row, T, attempt
 from bench.lookahead_recall import passes_over
 from bench.vl.drawing import NUM_CELLS
 from bench.vl.geometry import PATCH
@@ -28,8 +29,8 @@ from bench.vl.mosaic import Mosaic, draw_mosaics
 from bench.vl.wide_checkpoint import ensure_widened
 from bench.vl.wide_geometry import add_wide_geometry, wide_geometry_of
 from bench.vl_accelerate import Peer, measure_accelerate
-from bench.vl_steps import HANDLERS, KEEP_RATIO, STEPS, Bank, Measured, Setup, Step, measure
-from bench.vl_table import accelerate_rows, cost_rows, speedup_rows, step_rows
+from bench.vl_steps import HANDLERS, KEEP_RATIO, Bank, Measured, Setup, Step, measure, steps_of
+from bench.vl_table import accelerate_rows, cost_rows, graph_rows, speedup_rows, step_rows
 from hetero_runtime.evaluation.configuration import exactly_routed
 from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.lookahead.gather import GatherOptions
@@ -43,7 +44,6 @@ _AROUND = 64
 """Tokens of a prompt besides its image, at most."""
 _LESSON_TOKENS = 24
 """Of an answer, learnt from."""
-T = TypeVar("T")
 
 
 class Prepared(NamedTuple):
@@ -117,9 +117,8 @@ class Bench:
         bank, options = Bank(), self._options
         try:
             self._calibrate(bank)
-            for mode in options.modes:
-                for name in STEPS:
-                    self._measure(bank, Step(mode, name))
+            for step in (step for mode in options.modes for step in steps_of(mode)):
+                self._measure(bank, step)
         finally:
             bank.close()
         if options.accelerate_tokens:
@@ -131,7 +130,7 @@ class Bench:
         about = self._about()
         rows = [row for step in done for row in step_rows(step, done, tokens=tokens)]
         rows += speedup_rows(done, self._peer, tokens=tokens, about=about)
-        rows += cost_rows(done, about=about)
+        rows += [*graph_rows(done, tokens=tokens), *cost_rows(done, about=about)]
         return rows if self._peer is None else [*rows, *accelerate_rows(self._peer, done, tokens=tokens)]
 
     def _calibrate(self, bank: Bank) -> None:
@@ -214,7 +213,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--side", type=int, default=3, help="scenes a side of a picture, 144 image tokens each")
     add("--tokens", type=int, default=32, help="decoded after each prompt")
     add("--runs", type=int, default=3, help="prompts measured in each engine")
-    add("--lessons", type=int, default=48, help="pictures that the predictor is taught with")
+    add("--lessons", type=int, default=32, help="pictures that the predictor is taught with")
     add("--minutes", type=float, default=0.4, help="of that training, at most")
     add("--accelerate-tokens", type=int, default=4, help="decoded by Accelerate; 0 leaves it out")
     add("--results", type=Path, default=RESULTS, help="folder of the result file")

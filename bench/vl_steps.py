@@ -29,8 +29,9 @@ from hetero_runtime.source import config_from
 from hetero_runtime.stats import EngineStats, PhaseStats
 
 STEPS = ("base", "compression", "prediction", "orchestration")
-HANDLERS = {"offload": "load", "hybrid": "hybrid"}
-"""By mode: what happens to an expert that is missing."""
+HANDLERS = {"offload": "load", "hybrid": "hybrid", "graph": "load"}
+"""By mode: what happens to an expert that is missing. In mode graph tokens are decoded in the captured step,
+which knows no lookahead predictor: prompts are fetched ahead by popularity, and there is no whole preset."""
 KEEP_RATIO = 0.5
 _TEMPERATURE = 0.8
 """Greedy text repeats itself, which flatters every cache."""
@@ -41,6 +42,35 @@ class Step(NamedTuple):
 
     mode: str
     name: str
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What its configuration says, but for memory and files."""
+        plain = {"preset": "lru", "prediction": {"predictor": "none"}, "prefetch": {"schedule": "none"}}
+        words: dict[str, dict[str, Any]] = {
+            "base": plain,
+            "compression": plain | {"vision": {"keep_ratio": KEEP_RATIO}},
+            "prediction": {
+                "preset": "lru",
+                "prediction": {"predictor": "lookahead_mlp"},
+                "prefetch": {"schedule": "top_b", "extra": 12},
+                "vision": {"keep_ratio": KEEP_RATIO},
+            },
+            "orchestration": {"preset": "vismmoe"},
+        }
+        if self.mode == "graph":
+            words["prediction"] = {"preset": "lru", "vision": {"keep_ratio": KEEP_RATIO}}
+        return words[self.name] | {"misses": {"handler": HANDLERS[self.mode]}}
+
+    @property
+    def reads_predictor(self) -> bool:
+        """Whether it needs the calibrated one."""
+        return self.name in STEPS[2:] and self.mode != "graph"
+
+
+def steps_of(mode: str) -> list[Step]:
+    """In their order."""
+    return [Step(mode, name) for name in STEPS if mode != "graph" or name != STEPS[-1]]
 
 
 class Setup(NamedTuple):
@@ -59,32 +89,19 @@ class Setup(NamedTuple):
         """Of the engine of `step`."""
         geometry = read_geometry(self.checkpoint)
         room = int(self.residency * geometry.num_routed_experts)
-        behind = {"slabs": room - self.prefix * geometry.num_experts, "pinned_prefix": self.prefix}
-        lookahead = {"predictor": "lookahead_mlp", "path": str(self.predictor)}
-        words: dict[str, Any] = {
-            "preset": "lru",
-            "memory": {"slabs": room, "pinned_prefix": 0},
-            "prediction": {"predictor": "none"},
-            "prefetch": {"schedule": "none"},
-        }
-        if step.name != "base":
-            words |= {"memory": behind, "vision": {"keep_ratio": KEEP_RATIO}}
-        if step.name == "prediction":
-            words |= {"prediction": lookahead, "prefetch": {"schedule": "top_b", "extra": 12}}
-        if step.name == "orchestration":
-            words = {
-                "preset": "vismmoe",
-                "memory": {"slabs": room},
-                "prediction": {"path": lookahead["path"]},
-            }
-        return self.loaded(words | {"misses": {"handler": HANDLERS[step.mode]}})
+        pinned = {"slabs": room - self.prefix * geometry.num_experts, "pinned_prefix": self.prefix}
+        memory = {"base": {"slabs": room, "pinned_prefix": 0}, "orchestration": {"slabs": room}}
+        words = step.words | {"memory": memory.get(step.name, pinned)}
+        if step.reads_predictor:
+            words["prediction"] = words.get("prediction", {}) | {"path": str(self.predictor)}
+        return self.loaded(words, mode="graph" if step.mode == "graph" else "eager")
 
-    def loaded(self, words: dict[str, Any]) -> Config:
+    def loaded(self, words: dict[str, Any], *, mode: str = "eager") -> Config:
         """The model with `words`. Experts are as wide in host memory as on the device, as the paper's are."""
         common = {
             "device": self.device,
-            "execution": {"max_rows": 1, "max_length": self.max_length},
-            "memory": words.get("memory", {}) | {"packed": False},
+            "execution": {"mode": mode, "max_rows": 1, "max_length": self.max_length},
+            "memory": words["memory"] | {"packed": False},
         }
         return config_from(self.checkpoint, words | common)
 
@@ -98,8 +115,9 @@ class Bank:
     @contextmanager
     def parts(self, config: Config) -> Iterator[Parts]:
         """Parts of an engine of `config`, which must all be of one model; their experts stay."""
+        resolved = plan_for(config).config  # what cannot be costs no experts
         store, self._store = self._store, None
-        parts = assemble(plan_for(config).config, store=store)
+        parts = assemble(resolved, store=store)
         try:
             yield parts
         finally:

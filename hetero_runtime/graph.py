@@ -44,6 +44,7 @@ from hetero_runtime.plan.demand import GROUPED_TOKENS
 from hetero_runtime.routing import Routing
 from hetero_runtime.routing.captured import CapturedRouting
 from hetero_runtime.speculation import CheckedSequences
+from hetero_runtime.vision import Compressor
 from hetero_scheduler import Popularity
 
 if TYPE_CHECKING:
@@ -82,12 +83,14 @@ def capture(
     prefetch_extra: int | None = None,
     routing: Routing | None = None,
     copies_insertions: bool = False,
+    compressor: Compressor | None = None,
 ) -> GraphParts:
     """Prepare and capture. Raises NotCapturableError with the reason, and then has changed nothing.
 
     `prefetch_extra`: experts beyond top-k that are worth a prefetch to a layer, by the forecasts of
     `parts.predictors` or, without any, by the next layer's router; None prefetches nothing. `routing`: what
-    decides in place of the routers; with `copies_insertions`, what it inserts is prefetched.
+    decides in place of the routers; with `copies_insertions`, what it inserts is prefetched. `compressor`:
+    who lets image tokens go.
     """
     device, top_k, rows = parts.slabs.memory.device, router_top_k(parts.model), places.step_rows
     is_prefetching = copies_insertions or prefetch_extra is not None
@@ -117,13 +120,16 @@ def capture(
         in_place=in_place,
     )
     try:
-        attach(parts.experts, orchestrator.run_layer)
+        run_layer = orchestrator.run_layer
+        attach(parts.experts, run_layer if compressor is None else compressor.listening(run_layer))
         if places.num_drafted:
             checks = CheckGraphs(parts.model, active=active, rows=places.rows, max_length=places.max_length)
             _capture(parts, checks, orchestrator)
             return GraphParts(orchestrator, CheckedSequences(checks))
         texts = steered or _texts(parts, asker)
-        sequences = GraphSequences(parts.model, active=active, max_length=places.max_length, texts=texts)
+        sequences = GraphSequences(
+            parts.model, active=active, max_length=places.max_length, texts=texts, cut=compressor
+        )
         _look_nearer(parts, asker, sequences)
         _capture(parts, sequences, orchestrator, steered=steered)
     except BaseException:

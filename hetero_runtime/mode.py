@@ -72,6 +72,7 @@ def choose_mode(
                 prefetch_extra=extra_in_graph(config),
                 routing=minds.routing,
                 copies_insertions=config.prefetch.schedule == "bounded",
+                compressor=compressor,
             )
         except NotCapturableError as reason:
             log.warning("decoding stays eager: %s", reason)

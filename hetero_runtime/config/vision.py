@@ -41,12 +41,6 @@ def check_vision(config: Config, source: str) -> None:
     named = f"vision.keep_ratio: {vision.keep_ratio}"
     if config.memory.pinned_prefix == 0:
         raise ConfigError(f"{source}: {_no_prefix(vision)}")
-    if config.execution.mode == "graph":
-        raise ConfigError(
-            f"{source}: {named} with execution.mode: graph is not in this version: a captured step has one "
-            "length a row, and here layers behind the prefix hold fewer tokens; write execution.mode: eager, "
-            "or vision.keep_ratio: 1"
-        )
     for key, value, plain in (
         ("speculation.drafter", config.speculation.drafter, "none"),
         ("routing.policy", config.routing.policy, "exact"),
@@ -66,7 +60,6 @@ def resolve_vision(config: Config, geometry: Geometry, *, pinned_prefix: int) ->
         can_drop = (
             geometry.vision.float_elements > 0
             and 0 < pinned_prefix < geometry.num_moe_layers
-            and config.execution.mode != "graph"
             and config.speculation.drafter == "none"
             and config.routing.policy == "exact"
             and not reads_whole_tokens(config)

@@ -29,13 +29,23 @@ _CAPTURABLE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 class AttentionPass:
     """What the pass under way attends to. One for each model, seen by all its attention layers.
 
-    `positions` `[rows]`: where the token of each row stands, during a step; None during prefill. `last`: what
+    `positions` `[rows]`: where the token of each row stands, during a step; None during prefill. `behind`:
+    the same in the caches of the layers from `first_behind` on, where prompts have lost tokens. `last`: what
     the last layer of a step asked for, attention form and sinks.
     """
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
+        self.behind: torch.Tensor | None = None
+        self.first_behind = 0
         self.last: tuple[AttentionForm, torch.Tensor | None] | None = None
+
+    def positions_in(self, layer: int) -> torch.Tensor:
+        """Where the tokens of a step stand in the cache of decoder layer `layer`."""
+        is_behind = self.behind is not None and layer >= self.first_behind
+        positions = self.behind if is_behind else self.positions
+        assert positions is not None, "a prompt's positions are its shape"
+        return positions
 
 
 def install(model: Any) -> AttentionPass:
@@ -115,7 +125,8 @@ def _attend(
         return output.transpose(1, 2).contiguous(), None
     current.last = form, sinks
     attend = _attend_latent if is_latent(module) else _attend_step
-    return attend(module, query[:, :, 0], (key, value), current.positions, form, sinks)[:, None], None
+    positions = current.positions_in(int(module.layer_idx))  # type: ignore[arg-type]
+    return attend(module, query[:, :, 0], (key, value), positions, form, sinks)[:, None], None
 
 
 def _attend_step(

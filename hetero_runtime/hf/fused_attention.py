@@ -106,7 +106,7 @@ def _step_or_stock(module: Any, current: AttentionPass, step: _Step) -> Callable
             return stock(module, hidden_states, *arguments, **named)
         cache: Any = named.get("cache", named.get("past_key_values"))
         layer = cache.layers[module.layer_idx]
-        return step(hidden_states, named["position_embeddings"], layer, current.positions), None
+        return step(hidden_states, named["position_embeddings"], layer, layer.positions), None
 
     return forward
 

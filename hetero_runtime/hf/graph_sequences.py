@@ -25,7 +25,7 @@ import torch
 from hetero_runtime.generation.params import SamplingParams
 from hetero_runtime.generation.row_sampler import RowSampler
 from hetero_runtime.hf.forward import Sequence
-from hetero_runtime.hf.sequences import StaticSequences
+from hetero_runtime.hf.sequences import PromptCut, StaticSequences
 
 Around = Callable[[], AbstractContextManager[None]]
 Replay = Callable[[], object]
@@ -96,9 +96,13 @@ class GraphSequences:
         max_length: int,
         capture: Capture | None = None,
         texts: Texts | None = None,
+        cut: PromptCut | None = None,
     ) -> None:
-        """`capture`: how work is captured; as a CUDA graph unless given. `texts`: who is told of them."""
-        self._sequences = StaticSequences(model, rows=len(active), max_length=max_length, active=active)
+        """`capture`: how work is captured; as a CUDA graph unless given. `texts`: who is told of them.
+        `cut`: as for StaticSequences."""
+        self._sequences = StaticSequences(
+            model, rows=len(active), max_length=max_length, active=active, cut=cut
+        )
         self._active = active
         self._capture = capture
         self.texts = texts

@@ -11,7 +11,7 @@ attention keep transformers' own states, one set for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -101,7 +101,7 @@ class StepLayer(_BufferLayer):
 
     def __init__(self, buffers: LayerBuffers, positions: torch.Tensor, row: int | None = None) -> None:
         super().__init__(buffers)
-        self._positions, self._row = positions, row
+        self.positions, self._row = positions, row
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
@@ -109,7 +109,7 @@ class StepLayer(_BufferLayer):
         """Write `[rows, kv_heads, 1, size]` at the positions; returns the rows' whole buffers, for latent
         layers (latent ‖ rotary, latent)."""
         self._buffers.ensure(key_states, value_states)
-        append_kv((key_states, value_states), self.buffers, self._positions)
+        append_kv((key_states, value_states), self.buffers, self.positions)
         keys, values = self.buffers
         both = self._buffers.both
         return (keys, values) if both is None else (self._rows_of(both), keys)
@@ -122,14 +122,14 @@ class StepLayer(_BufferLayer):
         return self._rows_of(keys), self._rows_of(values)
 
     def _rows_of(self, buffer: torch.Tensor) -> torch.Tensor:
-        num_rows = len(self._positions)
+        num_rows = len(self.positions)
         if self._row is None:
             return buffer[:num_rows]
         return buffer[self._row].expand(num_rows, -1, -1, -1)
 
     def get_seq_length(self) -> torch.Tensor:  # type: ignore[override]
         """`[rows]`, on the device. transformers asks only where it is given no positions."""
-        return self._positions
+        return self.positions
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._buffers.max_length, 0
@@ -150,15 +150,15 @@ class KvCache:
         """Free all buffers."""
         self._layers.clear()
 
-    def step_view(self, positions: torch.Tensor) -> Cache:
-        """For steps of the first `len(positions)` rows; stays valid, and follows `positions`. Some row must
-        have been filled before."""
+    def step_view(self, rows: int, positions_in: Callable[[int], torch.Tensor]) -> Cache:
+        """For steps of the first `rows` rows. `positions_in`: of a layer, `[rows]`; the view stays valid, and
+        follows them. Some row must have been filled before."""
         return Cache(
             layers=[
-                layer.first_rows(len(positions))
+                layer.first_rows(rows)
                 if isinstance(layer, LinearStates)
-                else StepLayer(layer, positions)
-                for layer in self._layers
+                else StepLayer(layer, positions_in(number))
+                for number, layer in enumerate(self._layers)
             ]
         )
 
@@ -175,14 +175,15 @@ class KvCache:
         """Whether some layer keeps a state of all tokens at once."""
         return any(isinstance(layer, LinearStates) for layer in self._layers)
 
-    def row_view(self, row: int, start: int) -> Cache:
-        """For one prefill pass of `row` behind its first `start` tokens; then `keep_states` of it."""
+    def row_view(self, row: int, start_in: Callable[[int], int]) -> Cache:
+        """For one prefill pass of `row`; then `keep_states` of it. `start_in`: tokens that a layer has of it
+        already."""
         return Cache(
             layers=[
-                layer.one_row(row, is_empty=start == 0)
+                layer.one_row(row, is_empty=start_in(number) == 0)
                 if isinstance(layer, LinearStates)
-                else RowLayer(layer, row, start)
-                for layer in self._layers
+                else RowLayer(layer, row, start_in(number))
+                for number, layer in enumerate(self._layers)
             ]
         )
 

@@ -5,12 +5,16 @@
     advance(row)        what the host must know of a step; before it runs
 
 `lengths` lives on the device and is counted up there. The host keeps its own count, so that neither ever asks
-the other.
+the other. Where a prompt goes on with fewer tokens from some layer on, that layer's cache and those behind it
+are shorter by what was dropped, which never changes; positions go on as if nothing had been.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache
@@ -21,16 +25,40 @@ from hetero_runtime.hf.forward import ForwardArguments
 from hetero_runtime.hf.kv_cache import KvCache
 
 
+class PromptCut(Protocol):
+    """Somebody who lets tokens of prompts with images go, from a decoder layer on."""
+
+    @property
+    def first_layer(self) -> int:
+        """The first decoder layer that sees fewer."""
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """In a pass, once it is cut: places of the tokens that went on."""
+
+    def pass_of(self, ids: torch.Tensor, images: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Around the pass over the prompt `ids` `[T]` with `images`."""
+
+
 class StaticSequences:
     """`rows` sequences of up to `max_length` tokens each. One for a model: it installs its attention there.
 
     `lengths` `[rows]` int64, on the device: tokens in each row. A row without a sequence (never filled, or
     `reset`) takes part in steps with a token of no meaning that is forgotten again; its logits mean nothing.
     So does a row that `active` (bool `[rows]`, on the device; all of them by default) leaves out of a step.
-    Raises ValueError for a model that `why_not_capturable` names.
+    `cut`: of prompts with images; None keeps all their tokens. Raises ValueError for a model that
+    `why_not_capturable` names.
     """
 
-    def __init__(self, model: Any, *, rows: int, max_length: int, active: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rows: int,
+        max_length: int,
+        active: torch.Tensor | None = None,
+        cut: PromptCut | None = None,
+    ) -> None:
         if reason := why_not_capturable(model.config):
             raise ValueError(f"{type(model).__name__} has no fixed cache: {reason}")
         self._model, self._max_length = model, max_length
@@ -41,6 +69,11 @@ class StaticSequences:
         self._active = torch.ones_like(self.lengths, dtype=torch.bool) if active is None else active
         self._offsets = torch.zeros_like(self.lengths)  # of the positions of a prompt with images
         self._host_lengths: list[int | None] = [None] * rows
+        self._cut, self._host_dropped = cut, [0] * rows
+        self._dropped = torch.zeros_like(self.lengths)  # tokens that layers behind the cut do not have
+        self._behind = torch.zeros_like(self.lengths)  # during a step: lengths less what was dropped
+        if cut is not None:
+            self._pass.first_behind = cut.first_layer
         text = model.config.get_text_config(decoder=True)
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
         self._cache = KvCache(list(kinds), rows=rows, max_length=max_length, latent=latent_layers(model))
@@ -76,12 +109,13 @@ class StaticSequences:
         start = self.length(row)
         self._go_on_or_raise(start + len(ids))
         assert images is None or start == 0, "images come with the beginning of a row"
-        view = self._cache.row_view(row, start)
+        view = self._cache.row_view(row, partial(self._start_in, row))
         arguments: dict[str, Any] = images or {}
         if not images:
             positions = torch.arange(start, start + len(ids), device=ids.device)[None]
             arguments["position_ids"] = self._position_ids(positions, self._offsets[row])
-        logits = self._forward(ids[None], view, arguments)[0]
+        with self._cutting(row, ids, images):
+            logits = self._forward(ids[None], view, arguments)[0]
         if images and self._takes.has_image_positions:
             self._offsets[row] = self._model.model.rope_deltas.reshape(())
         self._cache.keep_states(view, row)
@@ -97,12 +131,14 @@ class StaticSequences:
         rows = len(tokens)
         lengths, active = self.lengths[:rows], self._active[:rows]
         self._pass.positions = lengths
+        if self._cut is not None:
+            self._pass.behind = torch.sub(lengths, self._dropped[:rows], out=self._behind[:rows])
         try:
             position_ids = self._position_ids(lengths[:, None], self._offsets[:rows, None])
             with self._cache.hold_inactive(active):
                 logits = self._forward(tokens[:, None], self._step_view(rows), {"position_ids": position_ids})
         finally:
-            self._pass.positions = None
+            self._pass.positions = self._pass.behind = None
         lengths.add_(self._growth[:rows] * active)
         return logits
 
@@ -150,8 +186,8 @@ class StaticSequences:
 
     def reset(self, row: int) -> None:
         """Empty `row`; steps then pass it by."""
-        self._host_lengths[row] = None
-        for tensor in (self.lengths, self._growth, self._offsets):
+        self._host_lengths[row], self._host_dropped[row] = None, 0
+        for tensor in (self.lengths, self._growth, self._offsets, self._dropped):
             tensor[row] = 0
 
     def close(self) -> None:
@@ -161,8 +197,25 @@ class StaticSequences:
 
     def _step_view(self, rows: int) -> Cache:
         if rows not in self._step_views:
-            self._step_views[rows] = self._cache.step_view(self.lengths[:rows])
+            self._step_views[rows] = self._cache.step_view(rows, self._pass.positions_in)
         return self._step_views[rows]
+
+    def _start_in(self, row: int, layer: int) -> int:
+        """Tokens of `row` in the cache of decoder layer `layer`."""
+        is_behind = self._cut is not None and layer >= self._cut.first_layer
+        return self.length(row) - (self._host_dropped[row] if is_behind else 0)
+
+    @contextmanager
+    def _cutting(self, row: int, ids: torch.Tensor, images: dict[str, torch.Tensor] | None) -> Iterator[None]:
+        """Around a pass over `ids`: layers behind the cut may see fewer of them."""
+        if self._cut is None or not images:
+            yield
+            return
+        with self._cut.pass_of(ids, images):
+            yield
+            kept = self._cut.kept
+            self._host_dropped[row] = 0 if kept is None else len(ids) - len(kept)
+        self._dropped[row] = self._host_dropped[row]
 
     def _set_length(self, row: int, length: int) -> None:
         self._host_lengths[row] = length

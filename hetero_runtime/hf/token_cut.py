@@ -32,7 +32,8 @@ class TokenCut:
         """The first decoder layer behind the cut is the one with MoE layer `first`, which there must be."""
         name = list(expert_modules(model))[first]  # such as model.layers.1.mlp.experts
         stack, number = name.rsplit(".", 3)[:2]
-        layers = list(model.get_submodule(stack))[int(number) :]
+        self.first_layer = int(number)
+        layers = list(model.get_submodule(stack))[self.first_layer :]
         for place, layer in enumerate(layers):
             layer.register_forward_pre_hook(self._chooses if place == 0 else self._follows, with_kwargs=True)
         self._choose: ChooseTokens | None = None

@@ -60,6 +60,11 @@ class Compressor:
         return self._stats
 
     @property
+    def first_layer(self) -> int:
+        """The first decoder layer behind the cut."""
+        return self._cut.first_layer
+
+    @property
     def kept(self) -> torch.Tensor | None:
         """While a prompt runs, once it is cut: places of the tokens that went on, int64 ascending."""
         return self._cut.kept

@@ -11,7 +11,7 @@ import pytest
 
 from bench import vl_decode
 from bench.harness import ResultFile
-from bench.vl_steps import HANDLERS, STEPS, Measured
+from bench.vl_steps import STEPS, Measured
 from hetero_gpu import CacheStats
 from hetero_runtime.routing import RoutingStats
 from hetero_runtime.stats import PhaseStats
@@ -28,9 +28,11 @@ SIZES = {
     "patch": 8,
 }
 FEW = {"side": 1, "tokens": 2, "runs": 1, "lessons": 3, "minutes": 0.01, "accelerate-tokens": 1}
+MODES = ("offload", "hybrid")
+"""What a CPU can run."""
 CELLS = {
     f"vl.table4_{mode}_{step}_{phase}_ms"
-    for mode in HANDLERS
+    for mode in MODES
     for step in STEPS
     for phase in ("prefill", "decode")
 }
@@ -49,10 +51,10 @@ def rows_in(folder: Path) -> dict[str, Any]:
 
 
 def test_bench(words: list[str], tmp_path: Path) -> None:
-    assert vl_decode.main([*words, f"--results={tmp_path}"]) == 0
+    assert vl_decode.main([*words, f"--results={tmp_path}", "--modes", *MODES]) == 0
     rows = rows_in(tmp_path)
     peer = {"vl.accelerate_prefill_ms", "vl.accelerate_decode_ms"}
-    ratios = {f"vl.{name}_{mode}" for name in ("speedup", "accelerate_speedup") for mode in HANDLERS}
+    ratios = {f"vl.{name}_{mode}" for name in ("speedup", "accelerate_speedup") for mode in MODES}
     assert set(rows) == CELLS | peer | ratios | {"vl.compress_ms", "vl.predict_ms_layer"}
     assert all(row.value > 0 for row in rows.values())
     assert rows["vl.speedup_offload"].target == ">=2.7"
@@ -84,7 +86,8 @@ def canned(prefill_ms: float) -> Measured:
 def test_parts_that_fail_leave_the_rows_of_others(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = iter([canned(180.0), canned(150.0), RuntimeError("no room"), canned(30.0)])
+    failed = RuntimeError("no room")
+    told = iter([canned(180), canned(150), failed, canned(30), canned(120), canned(90), canned(20)])
 
     def measure(*_: Any, **__: Any) -> Measured:
         # what was measured before is on the disk by now
@@ -100,9 +103,10 @@ def test_parts_that_fail_leave_the_rows_of_others(
     for name, stand_in in (("Bank", _NoBank), ("calibrate", fail), ("measure_accelerate", fail)):
         monkeypatch.setattr(vl_decode, name, stand_in)
     monkeypatch.setattr(vl_decode, "measure", measure)
-    assert vl_decode.main([*words, f"--results={tmp_path}", "--modes", "offload"]) == 3
+    assert vl_decode.main([*words, f"--results={tmp_path}", "--modes", "offload", "graph"]) == 3
     assert "failed: calibration, offload prediction, accelerate" in capsys.readouterr().out
     rows = rows_in(tmp_path)
     assert rows["vl.speedup_offload"].value == pytest.approx((180 + 2 * 10) / (30 + 2 * 10))
+    assert rows["vl.graph_speedup"].value == pytest.approx((180 + 2 * 10) / (20 + 2 * 10))
     assert "vl.table4_offload_prediction_prefill_ms" not in rows
     assert not [name for name in rows if "hybrid" in name or "accelerate" in name]

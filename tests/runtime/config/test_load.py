@@ -258,10 +258,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["acts behind the pinned prefix", "write memory.pinned_prefix: 1 or more"],
         ),
         (
-            ["vision.keep_ratio=0.5", "execution.mode=graph"],
-            ["vision.keep_ratio: 0.5 with execution.mode: graph", "one length a row", "mode: eager"],
-        ),
-        (
             ["vision.keep_ratio=0.5", "speculation.drafter=prompt_lookup"],
             ["keep_ratio: 0.5 with speculation.drafter: prompt_lookup is not in this version"],
         ),

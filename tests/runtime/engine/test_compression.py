@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,27 @@ def test_a_prompt_that_fails_at_the_cut_leaves_nothing_behind(
         assert engine.stats().compression.prompts == 1
         engine.check()
         assert engine.generate(TWO, max_tokens=8, ignore_eos=True).token_ids == before.token_ids
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residency", ["25%", "all"])
+def test_captured_steps_go_on_behind_the_cut(residency: str, checkpoint: MakeCheckpoint) -> None:
+    """Rows lose different numbers of tokens, one of them none."""
+    prompts = (ONE, TWO, PROMPT[0].tolist())
+    with compressed(checkpoint, "cuda", residency=residency) as engine:
+        expected = [engine.generate(prompt, max_tokens=NUM_TOKENS, ignore_eos=True) for prompt in prompts]
+    execution = {"mode": "graph", "max_rows": 2, "max_length": 256}
+    with (
+        compressed(checkpoint, "cuda", residency=residency, execution=execution) as engine,
+        ThreadPoolExecutor(len(prompts)) as pool,
+    ):
+        assert engine._parts.compressor is not None
+        ask = partial(engine.generate, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for _ in range(2):
+            said = list(pool.map(ask, prompts))
+            assert [each.token_ids for each in said] == [each.token_ids for each in expected]
+        engine.check()
+        assert engine.stats().compression.prompts == 4
 
 
 def test_a_model_that_sees_nothing_is_refused(checkpoint: MakeCheckpoint) -> None:
