@@ -102,7 +102,7 @@ class Steps:
     @property
     def copies(self) -> float:
         """Experts that crossed the link for whatever reason."""
-        return (self._sum("loads") + self._sum("prefetches")) / self._tokens
+        return self._sum("loads") / self._tokens
 
     @property
     def demand_copies(self) -> float:
@@ -113,6 +113,11 @@ class Steps:
     def late(self) -> float:
         """Prefetched ones that were still on the link then."""
         return self._sum("late") / self._tokens
+
+    @property
+    def dropped(self) -> float:
+        """Prefetches that had not arrived when their layer ran without them."""
+        return self._sum("prefetches_dropped") / self._tokens
 
     @property
     def moved_mb(self) -> float:
@@ -137,7 +142,8 @@ class Steps:
         return (
             f"p50 {self.p50_ms:.3f} ms, p99 {self.p99_ms:.3f}, mean {self.mean_ms:.3f}; hits "
             f"{100 * self.hit_rate:.1f} %, copies a token {self.copies:.1f}, on demand "
-            f"{self.demand_copies:.1f}, late {self.late:.1f}, {self.moved_mb:.0f} MB"
+            f"{self.demand_copies:.1f}, late {self.late:.1f}, dropped {self.dropped:.2f}, "
+            f"{self.moved_mb:.0f} MB"
         )
 
 

@@ -84,9 +84,10 @@ class Bench:
         slow = SlowLink()
         mode = "graph" if self.plan.device == "cuda" else "eager"
         case = Case(policy, residency, mode)
+        words = words_of(policy, residency, self.calibration)
         store, self.store = self.store, None
         with slow.wired():
-            loaded = opened(self.plan, case, words_of(policy, residency, self.calibration), store=store)
+            loaded = opened(self.plan, case, words, store=store)
         self.say(f"{policy} {case.percent}: ready after {loaded.load_s:.1f} s")
         try:
             self._measure_links(loaded, slow, policy, residency)

@@ -91,7 +91,12 @@ def _quantities(steps: Steps) -> Iterator[tuple[str, float, str, str]]:
     yield "p99_ms", steps.p99_ms, "ms", "of all texts together"
     yield "hit", 100 * steps.hit_rate, "%", "resident before their layer began"
     yield "copies", steps.copies, "experts", f"a token, {steps.moved_mb:.1f} MB; logically: {decided}"
-    yield "demand_copies", steps.demand_copies, "experts", f"a token; {steps.late:.2f} more were late"
+    yield (
+        "demand_copies",
+        steps.demand_copies,
+        "experts",
+        f"a token; {steps.late:.2f} more were late, {steps.dropped:.2f} not awaited",
+    )
 
 
 def _slowed(rates: LinkRates) -> str:

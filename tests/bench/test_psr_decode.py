@@ -284,13 +284,13 @@ def test_too_few_documents_are_refused(trace: Trace) -> None:
 def test_percentiles_and_shares() -> None:
     fast = Run([1.0] * 99 + [5.0], CacheStats(required=800, hits=600, misses=100, loads=100), RoutingStats())
     slow = replace(
-        fast, steps_ms=[3.0] * 100, cache=CacheStats(required=800, hits=200, late=80, prefetches=80)
+        fast, steps_ms=[3.0] * 100, cache=CacheStats(required=800, hits=200, late=80, loads=80, prefetches=80)
     )
     steps = Steps((fast, slow, slow), pairs=8)
     assert (steps.mean_ms, steps.p50_ms) == (3.0, 3.0)
     assert steps.p99_ms == pytest.approx(3.0, abs=1e-9)
     assert steps.hit_rate == pytest.approx(1000 / 2400)
-    assert steps.copies == pytest.approx(260 / 300)
+    assert steps.copies == pytest.approx(260 / 300), "prefetches are loads too"
     assert steps.demand_copies == pytest.approx(100 / 300)
     assert steps.late == pytest.approx(160 / 300)
 

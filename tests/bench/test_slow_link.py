@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hetero_gpu.control import CopyEngine
 from hetero_gpu.tables import gather, gather_reference
 from hetero_runtime.orchestrator import captured_prefetch
 from hetero_runtime.orchestrator import device as device_orchestrator
+from tests.gpu.absent_gpu import assert_compiles
 from tests.gpu.control.fake_link import FakeLink
 from tests.gpu.tables.test_gather import NUM_EXPERTS, NUM_LAYERS, listed, pools
 
@@ -22,6 +24,14 @@ pytestmark = pytest.mark.skipif(
 
 CPU = torch.device("cpu")
 NUM_KEYS, RECORD_BYTES = NUM_LAYERS * NUM_EXPERTS, 4096
+STEPS = """
+from bench.slow_link import read_besides
+from hetero_gpu.tables import MappedBank
+
+for record_bytes in (12_582_912, 12_976_128):
+    keys, count = torch.zeros(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    read_besides(MappedBank(1 << 40, record_bytes), keys, count, num_keys=1024, extra_bytes=14_000_000)
+"""
 _COPY = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64
 )
@@ -78,6 +88,10 @@ def test_loads_read_other_records(extra: int) -> None:
             begin = (key + places // 2) % places * (RECORD_BYTES // 4)
             expected += words[begin : begin + extra // 4].sum(dtype=np.int32)
         assert sums.numpy().sum(dtype=np.int32) == expected
+
+
+def test_the_kernel_compiles(tmp_path: Path) -> None:
+    assert_compiles(STEPS, 90, tmp_path)
 
 
 def test_more_than_the_bank_has_is_refused() -> None:
