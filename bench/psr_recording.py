@@ -46,7 +46,8 @@ def recorded(file: Path | None, corpus: Path, window: int, *, most: int | None =
         trace, info = record_bundled(corpus, length=window, most=most)
     else:
         trace, info = read_trace(file)
-    return Heard(whole_documents(trace, window), f"routing of {info.model}, {info.decoding}")
+    name = "the bundled model" if file is None else info.model
+    return Heard(whole_documents(trace, window), f"routing of {name}, {info.decoding}")
 
 
 def divided(recording: Recording, *, num_runs: int) -> tuple[Recording, Trace]:

@@ -102,7 +102,7 @@ def test_a_text_is_recorded_where_no_trace_is_given() -> None:
     assert trace.logits.shape == (160, 8, 64)
     assert trace.early is not None
     assert trace.early[:, 1:].any(axis=-1).all()
-    assert source == "routing of model, teacher-forced"
+    assert source == "routing of the bundled model, teacher-forced"
 
 
 def test_a_policy_that_fails_leaves_the_others(
