@@ -209,20 +209,27 @@ def test_a_captured_step_decides_so_too(file: Path, tmp_path: Path) -> None:
         model=model, device=torch.device("cpu"), routing=routing, sequences=sequences
     )
     recital = recite_in(parts, bench.recording.trace)
-    sequences.capture(prefill=nullcontext, decode=nullcontext)
-    captured.forget_counts()
     begin, tokens = next(iter(bench.recording.texts.items()))
-    recital.seek(begin)
-    row, prompt = sequences.take_row(), torch.tensor(tokens[:PROMPT])
-    greedy = SamplingParams(temperature=0.0)
-    said = [sequences.first_token(row, prompt, {}, params=greedy, uniform=0.0)]
-    for _ in range(6):
-        ((token,),) = sequences.submit(StepPlan([[True]], None)).wait()
-        said.append(token)
-    assert said == tokens[PROMPT : PROMPT + 7]
     rows = slice(begin, begin + PROMPT + 6)
     expected = decided_of(logical_cache("psr", bench, 4), bench.recording.trace, rows, counted=PROMPT)
-    assert routing.device_stats() == expected
+    for _ in range(2):  # as for the slower link, the second time behind a text that nobody has taken away
+        sequences.capture(prefill=nullcontext, decode=nullcontext)
+        captured.forget_counts()
+        recital.seek(begin)
+        assert say(sequences, tokens[:PROMPT], 6) == tokens[PROMPT : PROMPT + 7]
+        assert routing.device_stats() == expected
+
+
+def say(sequences: GraphSequences, prompt: list[int], num_steps: int) -> list[int]:
+    """Greedy tokens after `prompt`, in the row of the last text, which is given back now, as engines do."""
+    if not sequences._free:
+        sequences.give_back(0)
+    row, greedy = sequences.take_row(), SamplingParams(temperature=0.0)
+    said = [sequences.first_token(row, torch.tensor(prompt), {}, params=greedy, uniform=0.0)]
+    for _ in range(num_steps):
+        ((token,),) = sequences.submit(StepPlan([[True]], None)).wait()
+        said.append(token)
+    return said
 
 
 def test_routers_of_one_launch_say_what_others_say(trace: Trace) -> None:
