@@ -23,7 +23,7 @@ RESIDENCY = 0.25
 
 def count_syncs(preset: str, *, tokens: int) -> SyncCounts:
     """Of `tokens` decode steps, without the prompt's pass."""
-    words = {"memory": {"residency": RESIDENCY}, "execution": {"mode": "graph"}}
+    words = {"memory": {"residency": RESIDENCY}, "execution": {"mode": "graph", "max_rows": 1}}
     with Engine.load(preset=preset, device=DEVICE, **words) as engine:
         deltas = engine.stream(make_prompt(SHORT_PROMPT), max_tokens=1 + tokens, ignore_eos=True)
         next(deltas)

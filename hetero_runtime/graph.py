@@ -244,9 +244,10 @@ def _asker(
     num_wanted: int,
 ) -> Asker:
     """Who says what is prefetched, `num_wanted` experts of a layer."""
+    kept_back = min(len(active) * router_top_k(parts.model), parts.store.num_experts)
     if not parts.predictors:
         look_ahead = PreGate(parts.model, num_guesses=num_wanted, active=active)
-        return AskOneLayerAhead(look_ahead, tables=tables, region=region)
+        return AskOneLayerAhead(look_ahead, tables=tables, region=region, kept_back=kept_back)
     from hetero_gpu.predict import DevicePredictor
 
     predictor = DevicePredictor(parts.predictors[0].models, active)
@@ -259,10 +260,7 @@ def _asker(
         tables=tables,
         region=region,
         per_layer=min(num_wanted, num_experts),
-        room=Room(
-            kept_back=min(len(active) * router_top_k(parts.model), num_experts),
-            is_shared=min(sizes) == parts.slabs.num_slabs,
-        ),
+        room=Room(kept_back=kept_back, is_shared=min(sizes) == parts.slabs.num_slabs),
     )
 
 

@@ -182,13 +182,19 @@ class StatsRecorder:
         """Everything so far."""
         with self._guard:
             decode = self._phases[Phase.DECODE]
-            on_device = self._orchestrator.device_stats()
+            on_device = self._orchestrator.device_stats()  # waits for what is submitted, so it comes first
+            in_place = self._orchestrator.device_in_place_stats()
             routed = RoutingStats() if self._routing is None else self._routing.device_stats()
             return EngineStats(
                 requests=self._requests,
                 active_rows=self._active_rows,
                 prefill=self._phases[Phase.PREFILL],
-                decode=replace(decode, cache=decode.cache + on_device, routing=decode.routing + routed),
+                decode=replace(
+                    decode,
+                    cache=decode.cache + on_device,
+                    routing=decode.routing + routed,
+                    in_place=decode.in_place + in_place,
+                ),
                 slots=self._cache.counts(),
                 bank_bytes=bank_bytes,
                 slab_bytes=slab_bytes,

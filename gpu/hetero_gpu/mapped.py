@@ -12,6 +12,7 @@ their launch. On a GPU with memory of its own every read crosses the link, each 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +43,7 @@ class Mapper(Protocol):
     """What gives out such memory."""
 
     def allocate(self, num_bytes: int) -> int:
-        """Whole pages; their host address. Raises MemoryError when they are refused."""
+        """Room that begins at a page; its host address. Raises MemoryError when they are refused."""
 
     def alias(self, address: int, num_bytes: int) -> torch.Tensor:
         """The same bytes as a tensor of the device, uint8 `[num_bytes]`, not a copy."""
@@ -80,18 +81,23 @@ class CudaMapper:
     def __init__(self) -> None:
         torch.zeros(1, device="cuda")  # makes that context, and makes it this thread's
         self._driver = ctypes.CDLL("libcuda.so.1")
+        self._starts = dict[int, int]()
+        """What the driver gave, by the first page in it."""
 
     def allocate(self, num_bytes: int) -> int:
         """See Mapper."""
         pointer = ctypes.c_void_p()
+        size = num_bytes + mmap.PAGESIZE - 1  # small pieces begin anywhere
         code = self._driver.cuMemHostAlloc(
-            ctypes.byref(pointer), ctypes.c_size_t(num_bytes), ctypes.c_uint(_PORTABLE | _MAPPED)
+            ctypes.byref(pointer), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE | _MAPPED)
         )
         if code != 0 or pointer.value is None:
             raise MemoryError(
                 f"the CUDA driver maps no {num_bytes / 1e9:.2f} GB of host memory, error {code}"
             )
-        return pointer.value
+        first_page = -(-pointer.value // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._starts[first_page] = pointer.value
+        return first_page
 
     def alias(self, address: int, num_bytes: int) -> torch.Tensor:
         """See Mapper."""
@@ -103,7 +109,7 @@ class CudaMapper:
     def free(self, address: int) -> None:
         """See Mapper."""
         torch.cuda.synchronize()
-        code = self._driver.cuMemFreeHost(ctypes.c_void_p(address))
+        code = self._driver.cuMemFreeHost(ctypes.c_void_p(self._starts.pop(address)))
         assert code == 0, f"the CUDA driver does not free {address:#x}, error {code}"
 
 

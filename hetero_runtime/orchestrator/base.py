@@ -56,7 +56,11 @@ class Orchestrator(ABC):
         """What decode passes counted where only the device counts; zeros if the host counts everything."""
 
     def in_place_stats(self) -> InPlaceStats:
-        """Experts that the CPU computed where they lie; zeros where it never does."""
+        """Experts that the CPU computed where they lie, inside their pass; zeros where it never does."""
+        return InPlaceStats()
+
+    def device_in_place_stats(self) -> InPlaceStats:
+        """Those that steps on the device asked for, which may still run when their pass has ended."""
         return InPlaceStats()
 
     def prediction_stats(self) -> PredictionStats:

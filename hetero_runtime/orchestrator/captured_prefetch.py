@@ -58,15 +58,18 @@ class Asker(ABC):
 
 
 class AskOneLayerAhead(Asker):
-    """Asks for what `look_ahead` guesses."""
+    """Asks for what `look_ahead` guesses, and leaves each layer `kept_back` slots."""
 
-    def __init__(self, look_ahead: LookAhead, *, tables: DeviceTables, region: ControlRegion) -> None:
+    def __init__(
+        self, look_ahead: LookAhead, *, tables: DeviceTables, region: ControlRegion, kept_back: int = 0
+    ) -> None:
         self._look_ahead, self._tables, self._region = look_ahead, tables, region
+        self._kept_back = kept_back
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         keys = self._look_ahead(layer, hidden)
         if keys is not None:
-            create_prefetch(self._tables, layer, keys, region=self._region)
+            create_prefetch(self._tables, layer, keys, region=self._region, kept_back=self._kept_back)
 
 
 class CapturedPrefetch:

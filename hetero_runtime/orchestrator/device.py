@@ -109,11 +109,11 @@ class DeviceOrchestrator(Orchestrator):
     def device_stats(self) -> CacheStats:
         return self._tables.stats()
 
-    def in_place_stats(self) -> InPlaceStats:
+    def device_in_place_stats(self) -> InPlaceStats:
         return InPlaceStats() if self._in_place is None else self._in_place.stats()
 
     def forget_counts(self) -> None:
-        """Start `device_stats` and `in_place_stats` from zero."""
+        """Start `device_stats` and `device_in_place_stats` from zero."""
         self._tables.counters.zero_()
         if self._in_place is not None:
             self._in_place.forget_counts()

@@ -35,7 +35,7 @@ import triton.language as tl
 from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.control.region import LANDING_WORDS, TASK_WORDS, ControlRegion, Landed, Word
 from hetero_gpu.foresight.candidates import Candidates
-from hetero_gpu.tables.prefetch import first_free, write_task
+from hetero_gpu.tables.prefetch import first_free, num_free, write_task
 from hetero_gpu.tables.state import NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 from hetero_scheduler.prefetch.jsd import SHORTEST_TRANSFER, SMOOTHING
@@ -211,9 +211,8 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
             is_absent = is_absent & (expert >= 0)
             key_layer = (layer + 1 + chosen_due) % NUM_LAYERS
             pool = pools + 2 * key_layer
-            in_pool = (slots >= tl.load(pool)) & (slots < tl.load(pool + 1))
             slot = first_free(slots, state, rank, pool, SLOT_BLOCK)
-            if tl.sum((is_free & in_pool).to(tl.int32), axis=0) <= KEPT_BACK:
+            if num_free(slots, state, pinned, pool) <= KEPT_BACK:
                 slot = slot * 0 - 1
             if slot >= 0:
                 is_chosen = slots == slot

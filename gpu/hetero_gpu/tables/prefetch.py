@@ -28,12 +28,16 @@ _EVICTIONS = tl.constexpr(COUNTERS.index("evictions"))
 _WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 
 
-def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, region: ControlRegion) -> None:
+def create_prefetch(
+    tables: DeviceTables, layer: int, keys: torch.Tensor, *, region: ControlRegion, kept_back: int = 0
+) -> None:
     """Ask for `keys` (int32 `[N]`, layer * num_experts + expert, the most wanted first, -1: none).
 
     Called between `ensure(layer)` and the next `ensure`. Keys that hold a slot, or for which none may be
-    evicted, are passed over; experts that `layer` requires are never evicted. The deadline of a task is the
-    next time that its layer begins. Asynchronous, capturable.
+    evicted, are passed over; experts that `layer` requires are never evicted. `kept_back`: slots of a pool
+    that stay EMPTY or evictable once their layer is done, so that prefetches which come too late, and wait a
+    whole pass for their layer, never starve what is required. The deadline of a task is the next time that
+    its layer begins. Asynchronous, capturable.
     """
     if keys.dtype != torch.int32 or not keys.is_contiguous():
         raise ValueError(f"keys must be contiguous int32, not {keys.dtype}")
@@ -58,6 +62,7 @@ def create_prefetch(tables: DeviceTables, layer: int, keys: torch.Tensor, *, reg
         layer,
         NUM_KEYS=keys.numel(),
         RING=region.ring_size,
+        KEPT_BACK=kept_back,
         NUM_SLOTS=tables.num_slots,
         NUM_LAYERS=tables.num_layers,
         NUM_EXPERTS=tables.num_experts,
@@ -88,6 +93,7 @@ def _create_kernel(  # type: ignore[no-untyped-def]
     layer,
     NUM_KEYS: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803
+    KEPT_BACK: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
@@ -115,8 +121,9 @@ def _create_kernel(  # type: ignore[no-untyped-def]
         i += 1
         if (held < 0) & (emitted < room_end):
             key_layer = key // NUM_EXPERTS
-            chosen = first_free(slots, state, rank, pools + 2 * key_layer, SLOT_BLOCK)
-            if chosen >= 0:
+            pool = pools + 2 * key_layer
+            chosen = first_free(slots, state, rank, pool, SLOT_BLOCK)
+            if (chosen >= 0) & (num_free(slots, state, pinned, pool) > KEPT_BACK):
                 is_chosen = slots == chosen
                 evicted = tl.max(tl.where(is_chosen, key_in, -1), axis=0)
                 is_wasted = tl.max(tl.where(is_chosen, unproven, 0), axis=0)
@@ -149,6 +156,14 @@ def first_free(slots, state, rank, pool, SLOT_BLOCK: tl.constexpr):  # type: ign
     least, least_slot = tl.min(tl.where(in_pool, rank, float("inf")), axis=0, return_indices=True)
     chosen = tl.where(least < float("inf"), least_slot, -1)
     return tl.where(first_empty < SLOT_BLOCK, first_empty, chosen)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def num_free(slots, state, pinned, pool):  # type: ignore[no-untyped-def]
+    """Slots of a pool that are EMPTY, or evictable once the running layer is done. `pool` as above."""
+    in_pool = (slots >= tl.load(pool)) & (slots < tl.load(pool + 1))
+    is_free = in_pool & ((state == _EMPTY) | (state == _USED)) & (pinned == 0)
+    return tl.sum(is_free.to(tl.int32), axis=0)
 
 
 @triton.jit

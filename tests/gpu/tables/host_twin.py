@@ -72,14 +72,15 @@ class HostTwin:
         ]
         return np.array(pairs, dtype=np.int32).reshape(top_k_index.shape), misses
 
-    def prefetch(self, keys: list[int], room: int) -> list[Reservation]:
-        """Reserve for at most `room` of `keys` (flat; -1: none)."""
+    def prefetch(self, keys: list[int], room: int, *, kept_back: int = 0) -> list[Reservation]:
+        """Reserve for at most `room` of `keys` (flat; -1: none); `kept_back` slots of the one pool stay."""
         made: list[Reservation] = []
         for flat in keys:
             if flat < 0 or len(made) == room:
                 continue
             key = ExpertKey(*divmod(flat, self.machine.num_experts))
-            if self.machine.lookup(key) is Lookup.MISS:
+            counts = self.machine.counts()
+            if self.machine.lookup(key) is Lookup.MISS and counts.empty + counts.used > kept_back:
                 held = self._reserve(key, SlotState.FETCH)
                 if held is not None:
                     made.append(held)

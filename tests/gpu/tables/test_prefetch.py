@@ -53,12 +53,12 @@ class Setting:
         self.region = ControlRegion(device, ring_size=RING)
         self.tables.attach(self.region)
         self.words = self.region._view
+        self.kept_back = 0
         self.num_taken = 0
 
     def prefetch(self, layer: int, keys: list[int]) -> None:
-        create_prefetch(
-            self.tables, layer, torch.tensor(keys, dtype=torch.int32, device=self.device), region=self.region
-        )
+        wanted = torch.tensor(keys, dtype=torch.int32, device=self.device)
+        create_prefetch(self.tables, layer, wanted, region=self.region, kept_back=self.kept_back)
         self.sync()
 
     def land(self) -> None:
@@ -91,10 +91,13 @@ class Setting:
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfru"])
-@pytest.mark.parametrize("num_slots", [3, 6, 11], ids=lambda n: f"slots{n}")
-def test_random_prefetches_equal_the_machine(device: torch.device, num_slots: int, policy: str) -> None:
+@pytest.mark.parametrize(("num_slots", "kept_back"), [(3, 0), (6, 0), (6, 2), (11, 0), (11, 5)])
+def test_random_prefetches_equal_the_machine(
+    device: torch.device, num_slots: int, kept_back: int, policy: str
+) -> None:
     """Tasks are served in any order, late, or not at all; a full ring holds back, never overruns."""
     setting = Setting(device, num_slots, policy)
+    setting.kept_back = kept_back
     tables, twin = setting.tables, setting.twin
     rng = np.random.default_rng(num_slots)
     waiting: list[tuple[int, ...]] = []
@@ -110,7 +113,7 @@ def test_random_prefetches_equal_the_machine(device: torch.device, num_slots: in
         assert_same(tables, twin)
         run_layer(tables, twin, layer, routing(rng, NUM_EXPERTS, (1, 2)))
         keys = rng.integers(-1, NUM_KEYS, size=4).tolist()
-        made = twin.prefetch(keys, RING - setting.num_outstanding)
+        made = twin.prefetch(keys, RING - setting.num_outstanding, kept_back=kept_back)
         setting.prefetch(layer, keys)
         assert_same(tables, twin)
         tasks = setting.take()
@@ -143,6 +146,36 @@ def test_a_full_ring_holds_back_and_goes_on_after_a_landing(device: torch.device
     setting.prefetch(0, [9, 10])
     assert [task[0] for task in setting.take()] == [9]
     setting.tables.check()
+
+
+@pytest.mark.parametrize("kept_back", [0, 2])
+def test_prefetches_that_come_too_late_starve_no_layer(device: torch.device, kept_back: int) -> None:
+    """A late one waits a whole pass for its layer; then the link hangs, with as many under way as may be."""
+    setting, rng, worker = Setting(device, num_slots=6), np.random.default_rng(6), np.random.default_rng(2)
+    setting.kept_back = kept_back
+    waiting: list[tuple[int, ...]] = []
+    copying: list[tuple[int, ...]] = []
+    is_starved = False
+    for step in range(24):
+        layer = step % NUM_LAYERS
+        setting.land()
+        ahead = (layer + 1) % NUM_LAYERS * NUM_EXPERTS
+        wanted = (ahead + rng.permutation(NUM_EXPERTS)[:2]).tolist()
+        top_k = torch.from_numpy(routing(rng, NUM_EXPERTS, (1, 2))).to(device)
+        is_starved |= bool((ensure(setting.tables, layer, top_k) < 0).any())
+        setting.prefetch(layer, wanted)
+        waiting += setting.take()
+        for _ in range(worker.integers(0, 4)):
+            if worker.integers(0, 2) == 0 and waiting and len(copying) < 2:
+                task = waiting.pop(0)
+                if step + 1 < task[3]:
+                    copying.append(task)
+                else:
+                    setting.report(task[1], task[2], Landed.DROPPED)
+            elif copying and step < 8:
+                task = copying.pop(0)
+                setting.report(task[1], task[2], Landed.ARRIVED)
+    assert is_starved == (kept_back == 0)
 
 
 def test_a_stale_tag_changes_nothing(device: torch.device) -> None:
@@ -205,6 +238,7 @@ class Decode:
 
     def __init__(self, device: torch.device, num_slots: int, kind: str) -> None:
         self.setting, self.is_awaiting = Setting(device, num_slots), kind != "gathered"
+        self.setting.kept_back = 2  # what a layer requires, however late the worker is
         self.plain = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
         self.layout: PackedLayout | None = None
         stored = self.plain

@@ -261,7 +261,7 @@ def test_the_cpu_computes_misses_of_the_step_and_says_the_same(
     run.orchestrator.forget_counts()
     for _ in range(2):  # the second prompt finds other slots filled
         assert run.tokens() == run.expected
-    stats, in_place = run.orchestrator.device_stats(), run.orchestrator.in_place_stats()
+    stats, in_place = run.orchestrator.device_stats(), run.orchestrator.device_in_place_stats()
     assert in_place.experts > 0
     assert in_place.seconds > 0
     assert stats.required == stats.hits + stats.misses
