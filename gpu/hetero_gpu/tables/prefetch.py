@@ -158,7 +158,7 @@ def first_free(slots, state, rank, pool, SLOT_BLOCK: tl.constexpr):  # type: ign
     return tl.where(first_empty < SLOT_BLOCK, first_empty, chosen)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def num_free(slots, state, pinned, pool):  # type: ignore[no-untyped-def]
     """Slots of a pool that are EMPTY, or evictable once the running layer is done. `pool` as above."""
     in_pool = (slots >= tl.load(pool)) & (slots < tl.load(pool + 1))
