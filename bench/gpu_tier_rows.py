@@ -75,7 +75,7 @@ def direct_rows(name: str, case: TierCase, ram: TierCase | None, model: Packed) 
             id=f"{prefix}_host_hit",
             value=100 * case.host_hit_rate,
             unit="%",
-            note="of what was not in slabs; what is in slabs lies in host memory too, as long as it is there",
+            note="of what was not in slabs; what leaves slabs returns there",
         ),
         Row(
             id=f"{prefix}_disk_gb_s",

@@ -4,8 +4,8 @@
 
 prints a JSON object, a `TierCase`, on the last line.
 
-    long prompt │ a few tokens │ answer │ answer │ answer │ answer
-    reads all   │ warm up      │ measured
+    start, a token │ long prompt │ a few tokens │ answer │ answer │ answer │ answer
+    bytes counted  │ reads all   │ warm up      │ measured
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ class Planned(NamedTuple):
         return cls(host, device, plan.geometry.bank_bytes)
 
 
+class Start(NamedTuple):
+    """Bytes until the first token of a short prompt."""
+
+    read: int
+    """What the kernel brought from disks for this process; nothing where it had it already."""
+    needed: int
+    """Of the experts used, and of all weights that are no experts."""
+
+
 class TierCase(NamedTuple):
     """What one engine did. `text`: the tokens of all answers. Rates are of decode but `prompt_read_gb_s`."""
 
@@ -67,6 +76,7 @@ class TierCase(NamedTuple):
     """While reads were under way; 0 where nothing is read."""
     peak: PeakMemory = PeakMemory(0, 0, 0)
     planned: Planned = Planned(0, 0, 0)
+    start: Start = Start(0, 0)
 
     @classmethod
     def run(
@@ -103,7 +113,8 @@ class TierCase(NamedTuple):
     def from_json(cls, text: str) -> Self:
         """What a child printed."""
         found = json.loads(text)
-        found |= {"peak": PeakMemory(*found["peak"]), "planned": Planned(*found["planned"])}
+        for name, kind in (("peak", PeakMemory), ("planned", Planned), ("start", Start)):
+            found[name] = kind(*found[name])
         return cls(**found)
 
     @classmethod
@@ -120,10 +131,15 @@ class TierCase(NamedTuple):
 
         planned = plan_for(config_from({**config, "model": {"path": str(model)}}, {}))
         with MemoryWatch(torch.device(planned.config.torch_device)) as watch:
+            read_before = _read_bytes()
             parts = assemble(planned.config)
             if routing is not None:
                 _replay(parts, model, routing)
             with Engine(parts) as engine:
+                engine.generate(PROMPTS[0], max_tokens=1)
+                first, read = engine.stats(), _read_bytes() - read_before
+                needed = _other_weights(planned.memory)
+                needed += first.prefill.cache.required * parts.slabs.record_bytes
                 engine.generate(list(range(100, 100 + LONG_PROMPT)), max_tokens=1)
                 long = engine.stats()
                 options: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
@@ -138,10 +154,11 @@ class TierCase(NamedTuple):
         return cls(
             text=[token for answer in answers for token in answer],
             tok_s=len(answers) * (tokens - 1) / (end.decode.seconds - warm.decode.seconds),
-            prompt_read_gb_s=long.disk.num_bytes / long.disk.busy_s / 1e9 if long.disk.reads else 0.0,
+            prompt_read_gb_s=_read_gb_s(first, long),
             slabs=sum(end.slots),
             peak=peak,
             planned=Planned.of(planned.memory),
+            start=Start(read, needed),
             **_moved(warm, end),
         )
 
@@ -149,15 +166,35 @@ class TierCase(NamedTuple):
 def _moved(begin: EngineStats, end: EngineStats) -> dict[str, Any]:
     """What decode, and the short prompts between, moved and found, by fields of TierCase."""
     cache = end.decode.cache - begin.decode.cache
-    num_bytes, busy_s = end.disk.num_bytes - begin.disk.num_bytes, end.disk.busy_s - begin.disk.busy_s
     reads, spared = end.disk.reads - begin.disk.reads, end.disk.spared - begin.disk.spared
     return {
         "hit_rate": cache.hit_rate,
         "read_bytes": cache.bytes_moved,
         "host_hit_rate": spared / (spared + reads) if spared else 0.0,
-        "disk_bytes": num_bytes,
-        "disk_gb_s": num_bytes / busy_s / 1e9 if reads else 0.0,
+        "disk_bytes": end.disk.num_bytes - begin.disk.num_bytes,
+        "disk_gb_s": _read_gb_s(begin, end),
     }
+
+
+def _read_gb_s(begin: EngineStats, end: EngineStats) -> float:
+    """While reads were under way; 0 where nothing was read."""
+    num_bytes, busy_s = end.disk.num_bytes - begin.disk.num_bytes, end.disk.busy_s - begin.disk.busy_s
+    return num_bytes / busy_s / 1e9 if num_bytes else 0.0
+
+
+def _other_weights(plan: MemoryPlan) -> int:
+    """Bytes of the weights that are no routed experts."""
+    from hetero_runtime.plan.geometry import ITEMSIZE
+
+    itemsize = ITEMSIZE[plan.config.model.dtype]
+    return plan.geometry.backbone.num_bytes(itemsize) + plan.geometry.shared.num_bytes(itemsize)
+
+
+def _read_bytes() -> int:
+    """What the kernel read from disks for this process so far."""
+    import psutil
+
+    return int(psutil.Process().io_counters().read_bytes)
 
 
 def _replay(parts: Any, model: Path, routing: Path) -> None:

@@ -80,7 +80,11 @@ def unlimited(made: Made, tokens: int) -> dict[str, TierCase]:
         "lru": {"memory": {"backing": "direct", "residency": RESIDENCY}, "preset": "lru"},
         "seqmoe": {"memory": {"backing": "direct", "residency": RESIDENCY}, "preset": "seqmoe"},
     }
-    return {name: _run(name, made, _SHARED | each, tokens) for name, each in settings.items()}
+    found = {}
+    for name, each in settings.items():
+        drop_from_page_cache([made.file, *made.model.glob("*.safetensors")])
+        found[name] = _run(name, made, _SHARED | each, tokens)
+    return found
 
 
 def limited(made: Made, tokens: int, limit_bytes: int) -> dict[str, Limited]:
@@ -123,7 +127,8 @@ def rows_of(
     direct = bound["direct"].case
     speeds = ", ".join(f"{name} {each.case.tok_s:.3g}" for name, each in bound.items())
     note = f"experts {over_limit:.1f} times the limit; tok/s: {speeds}; the same tokens as without a limit"
-    disk = f"measured disk: {disk_gb_s:.2f} GB/s, direct reads, {NUM_READERS} threads"
+    disk = f"measured disk: {disk_gb_s:.2f} GB/s, direct reads, {NUM_READERS} threads, the better of two"
+    peaks = ", ".join(f"{name} {each.peak_over_limit:.3f}" for name, each in bound.items())
     lru, seqmoe = free["lru"], free["seqmoe"]
     return [
         Row(
@@ -164,7 +169,15 @@ def rows_of(
             value=max(each.peak_over_limit for each in bound.values()),
             unit="ratio",
             target="<=1",
-            note="page cache included; nothing was killed",
+            note=f"{peaks}, page cache included; nothing was killed",
+        ),
+        Row(
+            id="tier.start_read_over_needed",
+            value=lru.start.read / lru.start.needed,
+            unit="ratio",
+            target="<=1.1",
+            reference=f"{lru.start.needed / 1e6:.0f} MB: the experts of a short prompt, other weights",
+            note="read from the disk until the first token, nothing of the model in the page cache before",
         ),
     ]
 
@@ -182,8 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(temporary)
         made = make(folder, options.factor)
         drop_from_page_cache([made.file])
-        disk_gb_s = direct_read_gb_s([made.file], threads=NUM_READERS)
+        before = direct_read_gb_s([made.file], threads=NUM_READERS)
         free = unlimited(made, options.tokens)
+        disk_gb_s = max(before, direct_read_gb_s([made.file], threads=NUM_READERS))
         with swap_on(folder / "swap", made.expert_bytes + 512 * MIB):
             bound = limited(made, options.tokens, options.limit * MIB)
         over_limit = made.expert_bytes / (options.limit * MIB)

@@ -1,7 +1,8 @@
 """Tensors that are read when they are indexed: what transformers' loader takes in place of a slice.
 
 Used for the backbone only. Routed experts are read by `experts.store`, which never maps a file: mapped
-pages count as the process's own memory.
+pages count as the process's own memory. They lie between the tensors of the backbone, so the kernel is told
+which bytes come next, and to read nothing ahead on its own.
 """
 
 from __future__ import annotations
@@ -43,12 +44,19 @@ class LazyTensor:
         dtype = TORCH_DTYPES[self.entry.dtype]
         if self.entry.num_bytes == 0:
             return torch.empty(self.entry.shape, dtype=dtype)[index]
+        self._will_need()
         raw = torch.frombuffer(
             self._mapping, dtype=torch.uint8, count=self.entry.num_bytes, offset=self.entry.offset
         )
         if self.entry.offset % dtype.itemsize:
             raw = raw.clone()  # a header of odd length: torch wants elements at multiples of their size
         return raw.view(dtype).view(self.entry.shape)[index].clone()
+
+    def _will_need(self) -> None:
+        """Have the kernel bring all of it at once."""
+        begin = self.entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        end = self.entry.offset + self.entry.num_bytes
+        self._mapping.madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
     def get_shape(self) -> list[int]:
         """Shape in elements."""
@@ -77,7 +85,9 @@ def _map(path: Path) -> mmap.mmap:
     """A private mapping. Copy-on-write only because torch asks for writable memory; nobody writes to it."""
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapping.madvise(mmap.MADV_RANDOM)
+        return mapping
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be mapped ({error.strerror}); check the path and its rights"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hetero_gpu import LinkCopier, Point, Transfer
@@ -59,7 +60,7 @@ class ReturningRecords:
             self._records.read(key, into)
             return
         returned.there.synchronize()
-        torch.from_numpy(into).copy_(returned.buffer)
+        np.copyto(into, returned.buffer.numpy())
         self.forget(key)
 
     def forget(self, key: ExpertKey) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bench import tier_case
 from bench.memory_limit import V1, V2, LimitedGroup
-from bench.tier_case import TierCase
+from bench.tier_case import Start, TierCase
 from bench.tiers import Limited, rows_of
 from bench.widened import write_widened
 from hetero_runtime.engine import Engine
@@ -41,6 +41,7 @@ def test_a_case_counts_what_its_engine_did(widened: Path, monkeypatch: pytest.Mo
     assert case.prompt_read_gb_s == 0
     assert 0 < case.hit_rate < 1
     assert case.read_bytes > 0
+    assert case.start.needed > 10**6
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_group_tells_its_peak_and_its_victims(tmp_path: Path, files: Any, even
 
 
 def case(tok_s: float, text: int = 7) -> TierCase:
-    return TierCase([text], tok_s, 0.5, 10**9, 0.9, 128)
+    return TierCase([text], tok_s, 0.5, 10**9, 0.9, 128, start=Start(102, 100))
 
 
 def test_rows_compare_backings_and_refuse_different_words() -> None:
@@ -75,6 +76,7 @@ def test_rows_compare_backings_and_refuse_different_words() -> None:
         "tier.disk_share": 0.9,
         "tier.seqmoe_vs_lru": 1.25,
         "tier.peak_over_limit": 1.0,
+        "tier.start_read_over_needed": 1.02,
     }
     assert all(row.is_met for row in rows.values())
     bound["mmap"] = Limited(case(3.0, text=8), 1.0)

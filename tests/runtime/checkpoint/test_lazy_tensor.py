@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,38 @@ def test_a_file_that_went_away(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot be mapped"):
         map_tensors(entries)
+
+
+def test_nothing_is_read_but_what_is_indexed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    large = {name: torch.zeros(4 << 20, dtype=torch.uint8) for name in ("a", "c")}
+    save_file({**large, "b": torch.ones(32 << 10, dtype=torch.uint8)}, path)
+    entries = read_header(path)
+    lazy = map_tensors(entries)
+    _drop_from_page_cache(path)
+    before = _num_cached_pages(path)
+    if before:
+        pytest.skip("this file system keeps its files in memory")
+    assert lazy["b"][...].sum() == 32 << 10
+    of_b = (32 << 10) // mmap.PAGESIZE
+    assert of_b <= _num_cached_pages(path) <= of_b + 2
+
+
+def _drop_from_page_cache(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def _num_cached_pages(path: Path) -> int:
+    num_bytes = path.stat().st_size
+    answer = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
+        address = ctypes.c_char.from_buffer(mapping)
+        found = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(num_bytes), answer
+        )
+        assert found == 0, os.strerror(ctypes.get_errno())
+        del address
+    return sum(page & 1 for page in answer)
