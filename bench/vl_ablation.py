@@ -8,14 +8,13 @@ questions of `bench.vl_accuracy`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.harness import RESULTS, ResultFile, Row
+from bench.harness import ResultFile, Row
+from bench.vl.arguments import parser_of
 from bench.vl.comparison import Outcome, Reader, compare, load_reader
-from bench.vl.held_out import MODEL, HeldOut, ask_rows
+from bench.vl.held_out import HeldOut, ask_rows
 from hetero_scheduler.compression import TokenSelector, make_selector
 
 DEVICE = "cpu"
@@ -77,11 +76,7 @@ def rows_of(setting: Setting, affinity: Outcome, saliency: Outcome, *, about: st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.vl_ablation")
-    parser.add_argument("model", type=Path, nargs="?", default=MODEL)
-    parser.add_argument("--num", type=int, default=300, help="pictures, up to ten questions each")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = parser_of("vl_ablation", num=300, num_of="pictures, up to ten questions each")
     arguments = parser.parse_args()
     reader = load_reader(arguments.model, arguments.device)
     held_out = ask_rows(arguments.num, reader.tokenizer)

@@ -11,13 +11,12 @@ answers that it would give (`tests/bench/vl/test_compressed.py` compares them).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
-from bench.harness import RESULTS, ResultFile, Row
+from bench.harness import ResultFile, Row
+from bench.vl.arguments import parser_of
 from bench.vl.comparison import Outcome, compare, load_reader
-from bench.vl.held_out import MODEL, ask_rows
+from bench.vl.held_out import ask_rows
 from bench.vl_working_set import CASES, KEEP_RATIOS, Case
 from hetero_scheduler.compression import TokenSelector, make_selector
 
@@ -55,12 +54,8 @@ def rows_of(outcomes: Mapping[Case, Outcome], *, about: str) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.vl_accuracy")
-    parser.add_argument("model", type=Path, nargs="?", default=MODEL)
-    parser.add_argument("--num", type=int, default=800, help="pictures, up to ten questions each")
+    parser = parser_of("vl_accuracy", num=800, num_of="pictures, up to ten questions each")
     parser.add_argument("--prefix", type=int, default=4, help="MoE layers before the cut")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     reader = load_reader(arguments.model, arguments.device)
     held_out = ask_rows(arguments.num, reader.tokenizer)

@@ -14,7 +14,6 @@ image, question) pairs. Counts, no times: any machine gives the same, up to roun
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from bench.harness import RESULTS, ResultFile, Row
+from bench.harness import ResultFile, Row
 from bench.visual_routing import Floats, LayerRouting, RoutingListener
-from bench.vl.held_out import MODEL
+from bench.vl.arguments import parser_of
 from hetero_runtime import Engine
 from hetero_scheduler.compression import METHODS
 from hetero_scheduler.trace import load_entropies
@@ -191,14 +190,10 @@ def load_pairs(name: str, number: int) -> list[Pair]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.vl_working_set")
-    parser.add_argument("model", type=Path, nargs="?", default=MODEL)
+    parser = parser_of("vl_working_set", num=60, num_of="prompts")
     parser.add_argument("--pairs", default=_PAIRS, help="package.module:function, called with --num")
-    parser.add_argument("--num", type=int, default=60, help="prompts")
     parser.add_argument("--prefix", type=int, default=4, help="MoE layers before the cut, all resident")
     parser.add_argument("--residency", type=float, default=0.25, help="of the routed experts behind them")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     pairs = load_pairs(arguments.pairs, arguments.num)
     sets = []
