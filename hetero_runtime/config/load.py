@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from hetero_runtime.config.available import as_yaml, check_available
@@ -18,6 +17,7 @@ from hetero_runtime.config.combinations import check_combinations
 from hetero_runtime.config.presets import PRESETS
 from hetero_runtime.config.schema import allowed, check_keys, fields, section_class, sections, takes_bytes
 from hetero_runtime.config.sizes import parse_size
+from hetero_runtime.config.text import NotYamlError, parse_yaml
 from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import ConfigError
 
@@ -56,9 +56,9 @@ def parse_override(text: str) -> Tree:
     if not equals or not path.strip():
         raise ConfigError(f"--set {text}: write it as section.key=value, such as memory.slabs=64")
     try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text}: the value is not YAML ({_where(error)})") from error
+        parsed = parse_yaml(value)
+    except NotYamlError as error:
+        raise ConfigError(f"--set {text}: the value is not YAML ({error})") from error
     for key in reversed(path.strip().split(".")):
         parsed = {key: parsed}
     assert isinstance(parsed, dict), "splitting a string yields at least one key"
@@ -73,27 +73,20 @@ def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[str, Tree]:
         return "configuration", _without_empty_sections(source)
     path = Path(source)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); name a YAML file such as configs/lru.yaml"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text; name a YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML ({_where(error)})") from error
+    except NotYamlError as error:
+        raise ConfigError(f"{path}: is not YAML ({error})") from error
     if tree is None:
         return str(path), {}
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: holds {type(tree).__name__}, not keys such as `preset: lru`")
     return str(path), _without_empty_sections(tree)
-
-
-def _where(error: yaml.YAMLError) -> str:
-    """What is wrong in a YAML text and where, on one line."""
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "cannot be parsed"
-    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
 
 
 def _without_empty_sections(tree: Mapping[str, Any]) -> Tree:

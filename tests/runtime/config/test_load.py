@@ -135,6 +135,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "holds list" in _message(tmp_path / "list.yaml")
     (tmp_path / "bad.yaml").write_text("memory: {slabs: 4\n")
     assert "is not YAML" in _message(tmp_path / "bad.yaml")
+    (tmp_path / "twice.yaml").write_text("memory:\n  slabs: 4\ndevice: cpu\nmemory: {pool: global}\n")
+    assert "is not YAML (memory is given twice, line 4, column 1)" in _message(tmp_path / "twice.yaml")
     (tmp_path / "typo.yaml").write_text("memory: {slabz: 4}\n")
     assert _message(tmp_path / "typo.yaml").startswith(str(tmp_path / "typo.yaml"))
 
