@@ -74,11 +74,15 @@ def _from_base64(data: str, where: str) -> bytes:
 
 
 def _from_bytes(data: bytes, where: str) -> Image.Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(io.BytesIO(data))
         image.load()  # decode now: a truncated file must fail here, not in the middle of a prefill
+    except UnidentifiedImageError as error:
+        raise RequestError(
+            f"{where} is no image that can be read: its {len(data)} bytes are of no known image format"
+        ) from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise RequestError(f"{where} is no image that can be read ({len(data)} bytes): {error}") from error
     return _upright_rgb(image, where)

@@ -87,9 +87,9 @@ def test_photo_is_turned_upright() -> None:
         ("https://example.org/a.png", "web address"),
         ("data:image/png,raw", "no data URL"),
         ("data:image/png;base64,@@@", "nor base64"),
-        (base64.b64encode(b"plain text, no image").decode(), "no image that can be read"),
+        (base64.b64encode(b"plain text, no image").decode(), "its 20 bytes are of no known image format"),
         (base64.b64encode(PNG[:-30]).decode(), "no image that can be read"),
-        ("", "no image that can be read"),
+        ("", "its 0 bytes are of no known image format"),
         (3.5, "is a float, no image"),
         (PIXELS.astype(np.float32), r"array \[4, 6, 3\] of float32"),
         (PIXELS.transpose(2, 0, 1), r"array \[3, 4, 6\] of uint8"),
@@ -109,7 +109,7 @@ def test_text_file_is_no_image(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("hello")
     with pytest.raises(
-        RequestError, match=r"messages\[1\]\.content\[1\] is no image that can be read \(5 bytes\)"
+        RequestError, match=r"messages\[1\]\.content\[1\] is no image that can be read: its 5 bytes are"
     ):
         collect_images(ask(file))
 
