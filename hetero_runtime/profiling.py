@@ -19,14 +19,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from hetero_runtime.errors import ConfigError
 
 
-def trace_to(path: Path | None) -> AbstractContextManager[None]:
-    """Record what runs inside and write it to `path` (`.json`, or compressed `.json.gz`), after an error too;
-    None records nothing.
+def trace_to(path: Path) -> AbstractContextManager[None]:
+    """Record what runs inside and write it to `path` (`.json`, or compressed `.json.gz`), after an error too.
 
     Raises ConfigError at once, so before anything is loaded, when nothing can be written there.
     """
-    if path is None:
-        return nullcontext()
     if not path.name.endswith((".json", ".json.gz")):
         raise ConfigError(f"--profile {path}: a trace is a .json or a .json.gz file; name it so")
     _try_to_write(path)

@@ -11,7 +11,14 @@ import typer
 
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, ProfileOption, SetOption
+from hetero_runtime.cli.options import (
+    ConfigOption,
+    JsonOption,
+    ModelArgument,
+    ProfileOption,
+    SetOption,
+    recording_to,
+)
 from hetero_runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -45,7 +52,6 @@ def chat_command(
     from hetero_runtime.cli.loading import open_engine
     from hetero_runtime.cli.options import demo_config_of
     from hetero_runtime.planned import plan_for
-    from hetero_runtime.profiling import trace_to
 
     params = sampling.sampling_params(
         stop,
@@ -58,9 +64,11 @@ def chat_command(
         seed=seed,
     )
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
-    recording = trace_to(profile)
     asked = partial(demo_config_of, model, config, overrides)
-    with open_engine(plan_for(asked()), asked, Console(stderr=True)) as engine, recording:
+    planned = plan_for(asked())
+    sampling.check_room(params, planned.config)
+    recording = recording_to(profile)
+    with open_engine(planned, asked, Console(stderr=True)) as engine, recording:
         messages = list(opening)
         for line in _lines():
             if line == "/new":

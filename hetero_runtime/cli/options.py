@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,15 @@ ProfileOption = Annotated[
         "--profile", metavar="FILE", help="Chrome trace of the run (.json or .json.gz), for ui.perfetto.dev."
     ),
 ]
+
+
+def recording_to(file: Path | None) -> AbstractContextManager[None]:
+    """What `--profile` means; see `profiling.trace_to`."""
+    if file is None:
+        return nullcontext()
+    from hetero_runtime.profiling import trace_to
+
+    return trace_to(file)
 
 
 def config_of(

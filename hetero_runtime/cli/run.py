@@ -11,7 +11,14 @@ import typer
 
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, ProfileOption, SetOption
+from hetero_runtime.cli.options import (
+    ConfigOption,
+    JsonOption,
+    ModelArgument,
+    ProfileOption,
+    SetOption,
+    recording_to,
+)
 
 if TYPE_CHECKING:
     from hetero_runtime.generation import Message
@@ -48,7 +55,6 @@ def run_command(
     from hetero_runtime.cli.summary import summary_table
     from hetero_runtime.plan import render_plan
     from hetero_runtime.planned import plan_for
-    from hetero_runtime.profiling import trace_to
 
     params = sampling.sampling_params(
         stop,
@@ -63,9 +69,10 @@ def run_command(
     console = Console(stderr=as_json)
     asked = partial(demo_config_of, model, config, overrides)
     planned = plan_for(asked())
+    sampling.check_room(params, planned.config)
     console.print(render_plan(planned.memory), "")
     question = _messages(prompt, images or []) if as_chat or images else prompt
-    recording = trace_to(profile)
+    recording = recording_to(profile)
     with open_engine(planned, asked, console) as engine, recording:
         if isinstance(question, str):
             typer.echo(question, nl=False)
@@ -82,8 +89,13 @@ def run_command(
 
 
 def _messages(prompt: str, images: list[Path]) -> list[Message]:
+    """What the user says. Raises RequestError, before anything is loaded, for what is no image."""
+    from hetero_runtime.generation import collect_images
+
     parts: list[dict[str, Any]] = [{"type": "image", "image": str(path)} for path in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
+    messages: list[Message] = [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
+    collect_images(messages)
+    return messages
 
 
 def _report(completion: Any, stats: Any, lru_hit_rate: float | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from hetero_runtime.config import ResolvedConfig
     from hetero_runtime.generation import SamplingParams
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")]
@@ -24,3 +25,15 @@ def sampling_params(stop: list[str] | None, **fields: float | int | None) -> Sam
     from hetero_runtime.generation import SamplingParams
 
     return SamplingParams(stop=tuple(stop or ()), **fields)  # type: ignore[arg-type]
+
+
+def check_room(params: SamplingParams, config: ResolvedConfig) -> None:
+    """Raise RequestError, before anything is loaded, for an answer that no prompt leaves room for."""
+    from hetero_runtime.errors import RequestError
+
+    room = config.execution.max_length
+    if params.max_tokens >= room:
+        raise RequestError(
+            f"--max-tokens {params.max_tokens}: prompt and answer share execution.max_length {room}; write "
+            f"{room - 1} or less, by as much as the prompt has tokens"
+        )

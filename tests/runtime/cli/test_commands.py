@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,7 @@ def test_verify_takes_the_residency_that_is_set(tmp_path: Path) -> None:
         (("run", "--set", "memory.slabs=1"), "4"),
         (("run", "--temperature", "-1"), "temperature"),
         (("run", "-p", ""), "empty"),
-        (("run", "--max-tokens", "100000"), "max_tokens"),
+        (("run", "--max-tokens", "100000"), "--max-tokens 100000: prompt and answer share"),
         (("run", "--image", "/nowhere.png"), "/nowhere.png"),
         (("verify", "--set", "execution.compile=true"), "not in this version"),
     ],
@@ -162,3 +164,27 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[st
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--set", "memory.slab=4"),
+        ("run", "--max-tokens", "100000"),
+        ("run", "--image", "/nowhere.png"),
+        ("run", "--set", "preset=seqmoe", "--set", "prediction.path=/nowhere"),
+        ("chat", "--max-tokens", "100000"),
+        ("chat", "/nowhere"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_told_before_anything_heavy_is_imported(words: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from hetero_runtime.cli import app
+result = CliRunner().invoke(app, {list(words)!r})
+print(result.exit_code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
