@@ -11,7 +11,7 @@ points used here carry underscores in transformers, so they appear in this modul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def load_backbone(
     """Load everything that is no routed expert onto `device`.
 
     `entries`: by checkpoint key. Raises CheckpointError when the checkpoint lacks something that
-    the model needs.
+    the model needs, or has it in another shape.
     """
     model, model_class = skeleton.model, type(skeleton.model)
     mapping: Any = get_model_conversion_mapping(
@@ -104,6 +104,7 @@ def load_backbone(
     )
     with _no_room_for_experts_reserved():
         info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
+    _check_shapes(info.mismatched_keys, path)
     info.missing_keys -= _mark_experts_as_loaded(skeleton)
     model_class._finalize_model_loading(model, load_config, info)
     missing = sorted(info.missing_keys - set(model.all_tied_weights_keys or {}))
@@ -114,6 +115,16 @@ def load_backbone(
         )
     if skeleton.quantizer is not None:
         skeleton.quantizer.postprocess_model(model)
+
+
+def _check_shapes(mismatched: set[tuple[str, Sequence[int], Sequence[int]]], path: Path) -> None:
+    if mismatched:
+        name, found, expected = min(mismatched)
+        raise CheckpointError(
+            f"{path}: config.json says another shape than the checkpoint has for {len(mismatched)} tensors, "
+            f"first {name}: {list(expected)} by config.json, {list(found)} found. Take both from the same "
+            "model."
+        )
 
 
 @contextlib.contextmanager

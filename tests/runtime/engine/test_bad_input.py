@@ -148,6 +148,17 @@ SPOILT_FOLDERS: dict[str, tuple[Change, str]] = {
         edit_tensors(lambda name, tensor: None if name == "model.norm.weight" else tensor),
         r"1 tensors that the model needs are not in the checkpoint, first model.norm.weight",
     ),
+    "another vocabulary in the config": (
+        edit_config(vocab_size=77),
+        r"config.json says another shape .* for 2 tensors, first lm_head.weight: \[77, \d+\] by config.json",
+    ),
+    "wider experts in the config": (
+        edit_config(moe_intermediate_size=999),
+        r"of \[1998, 64\] there, the checkpoint",
+    ),
+    "no experts at all": (edit_config(num_experts=0, num_local_experts=0), r"num_experts"),
+    "experts that are no number": (edit_config(num_experts="many", num_local_experts="many"), r"num_experts"),
+    "more chosen than there are": (edit_config(num_experts_per_tok=99), r"99"),
     "no tokenizer": (
         remove("tokenizer.json", "tokenizer_config.json"),
         r"holds no tokenizer.*Copy tokenizer.json and tokenizer_config.json from where the model came from",
