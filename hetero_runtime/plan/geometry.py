@@ -14,6 +14,7 @@ from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
 from hetero_runtime.checkpoint.safetensors_file import DTYPE_BYTES
 from hetero_runtime.config.tree import Dtype
 from hetero_runtime.errors import CheckpointError
+from hetero_runtime.hf.architectures import architecture_of
 from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
 from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
 from hetero_runtime.plan.names import Region, region_of
@@ -137,11 +138,13 @@ def read_geometry(model_dir: str | Path) -> Geometry:
     """Read `model_dir`'s config.json and safetensors headers.
 
     Raises CheckpointError, naming the file and the fix, for a missing or truncated shard, a missing or
-    dense config, and experts that are not all there or not alike.
+    dense config, an architecture that is not covered, and experts that are not all there or not alike.
     """
     checkpoint = Checkpoint.open(model_dir)
     config = TextConfig.of(checkpoint.path / CONFIG_NAME, checkpoint.config)
     num_experts, top_k = _expert_numbers(config)
+    if checkpoint.config.get("architectures"):
+        architecture_of(checkpoint.config)
     num_layers = config.integer("num_hidden_layers")
     routed = read_routed(checkpoint.path, checkpoint.entries.values(), num_layers, num_experts)
     regions = _by_region(routed.others, num_layers)
