@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def words(text: str) -> tuple[str, ...]:
     """`lru, lfu` gives two words."""
@@ -13,18 +15,21 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
     from hetero_runtime.errors import ConfigError
 
     try:
-        return tuple(float(word) for word in words(text))
+        found = tuple(float(word) for word in words(text))
+        if not all(math.isfinite(number) for number in found):
+            raise ValueError("it is not finite")
     except ValueError as error:
         raise ConfigError(
             f"{option} {text!r} holds what is no number ({error}); write such as 0.25,0.5"
         ) from error
+    return found
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     """`1,2` gives two. Raises ConfigError that names `option`."""
     from hetero_runtime.errors import ConfigError
 
-    found = numbers(text, option)
-    if any(number != int(number) for number in found):
-        raise ConfigError(f"{option} {text!r} holds what is no whole number; write such as 1,2")
-    return tuple(int(number) for number in found)
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} holds what is no whole number; write such as 1,2") from error

@@ -55,8 +55,9 @@ class Samples:
                 raise ValueError("a window has nothing that the model wrote")
             return cls(windows, str(content["config_sha256"]), str(content["dtype"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = "it is no text" if isinstance(error, UnicodeDecodeError) else repr(error)
             raise RequestError(
-                f"{path}: holds no samples ({error!r}); name a new file, and they are drawn into it"
+                f"{path}: holds no samples ({reason}); name a new file, and they are drawn into it"
             ) from error
 
     def check_model(self, config_sha256: str, dtype: str, path: Path) -> None:
