@@ -12,6 +12,12 @@ from safetensors import SafetensorError
 from hetero_runtime.errors import DeviceError
 
 
+def check_folder(path: Path) -> None:
+    """Raise DeviceError where the folder of `path` does not exist: better known before work than after."""
+    if not path.resolve().parent.is_dir():
+        raise DeviceError(f"{path}: its folder does not exist; create it, or name another file")
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place.
 

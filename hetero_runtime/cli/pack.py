@@ -42,12 +42,16 @@ def pack_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import BytesProgress
-    from hetero_runtime.expert_file.pack import for_packing, pack
-    from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.planned import decide
+    from hetero_runtime.whole_file import check_folder
+
+    check_folder(out)
+    chosen = config_of(model, config, overrides)
+    from hetero_runtime.expert_file.pack import for_packing, pack  # torch: not before all that can be wrong
+    from hetero_runtime.hf.console import keep_quiet
 
     keep_quiet()
-    resolved = decide(for_packing(config_of(model, config, overrides))).config
+    resolved = decide(for_packing(chosen)).config
     if is_verified:
         _verify(resolved, out, as_json=as_json)
         return

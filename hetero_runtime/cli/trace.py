@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetero_runtime.config import ResolvedConfig
     from hetero_runtime.trace import RoutingFacts
     from hetero_runtime.trace.progress import TraceProgress
-    from hetero_runtime.trace.recorder import Recorded, TraceSettings
+    from hetero_runtime.trace.recorder import Recorded
 
 
 @exit_on_error
@@ -50,16 +50,18 @@ def trace_command(
     from rich.console import Console
 
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.planned import plan_for
     from hetero_runtime.trace import RoutingFacts
     from hetero_runtime.trace.documents import read_documents
-    from hetero_runtime.trace.recorder import TraceSettings
+    from hetero_runtime.whole_file import check_folder
 
-    keep_quiet()
+    check_folder(out)
     texts = read_documents(prompts)
     planned = plan_for(config_of(model, config, overrides))
-    settings = TraceSettings(
+    recorded = _record(
+        planned.config,
+        texts,
+        out,
         is_teacher_forced=is_teacher_forced,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -67,22 +69,25 @@ def trace_command(
         cut=cut,
         asks_early=asks_early,
     )
-    recorded = _record(planned.config, texts, out, settings)
     facts = RoutingFacts.of(recorded.trace)
     Console(stderr=as_json).print(_table(recorded, facts))
     if as_json:
         typer.echo(json.dumps(_report(out, recorded, facts)))
 
 
-def _record(config: ResolvedConfig, texts: list[str], out: Path, settings: TraceSettings) -> Recorded:
+def _record(config: ResolvedConfig, texts: list[str], out: Path, **settings: Any) -> Recorded:
+    """`settings`: fields of TraceSettings."""
     from hetero_runtime.cli.progress import BytesProgress
+    from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.trace.progress import Watch
-    from hetero_runtime.trace.recorder import record_trace
+    from hetero_runtime.trace.recorder import TraceSettings, record_trace
 
+    keep_quiet()
+    chosen = TraceSettings(**settings)
     try:
         with _documents_bar() as recording:
             watch = Watch(loading=lambda: BytesProgress("reading experts"), recording=recording)
-            return record_trace(config, texts, out, settings=settings, watch=watch)
+            return record_trace(config, texts, out, settings=chosen, watch=watch)
     except KeyboardInterrupt:
         typer.echo("interrupted; documents that are done are kept: run the same command to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None

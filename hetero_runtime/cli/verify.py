@@ -14,6 +14,7 @@ from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hetero_runtime.planned import Planned
     from hetero_runtime.verify import Verification
 
 
@@ -40,18 +41,23 @@ def verify_command(
     from rich.console import Console
 
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.planned import plan_for, three_residencies
-    from hetero_runtime.verify import PROMPTS, verify
 
-    keep_quiet()
     planned = [plan_for(one) for one in three_residencies(config_of(model, config, overrides))]
-    results = verify(planned, prompts=prompts or PROMPTS, max_tokens=max_tokens)
+    results = _verify(planned, prompts, max_tokens=max_tokens)
     Console(stderr=as_json).print(_table(results))
     if as_json:
         typer.echo(json.dumps(_report(results)))
     if not all(result.agrees for result in results):
         raise typer.Exit(1)
+
+
+def _verify(planned: list[Planned], prompts: list[str] | None, *, max_tokens: int) -> list[Verification]:
+    from hetero_runtime.hf.console import keep_quiet
+    from hetero_runtime.verify import PROMPTS, verify
+
+    keep_quiet()
+    return verify(planned, prompts=prompts or PROMPTS, max_tokens=max_tokens)
 
 
 def _table(results: list[Verification]) -> Table:

@@ -9,7 +9,7 @@ other files          parted by blank lines, each part a text
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from hetero_runtime.prompt import Prompt, PromptReader
 
+Source = str | list[dict[str, Any]]
+"""A text, or a conversation."""
 _LEAST_TOKENS = 4
 """Of a text that teaches anything."""
 
@@ -34,7 +36,7 @@ class Lesson(NamedTuple):
     answer_ids: tuple[int, ...] | None
 
 
-def read_lessons(file: Path) -> list[str | list[dict[str, Any]]]:
+def read_lessons(file: Path) -> list[Source]:
     """Texts and conversations of `file`. Raises RequestError that names file and line."""
     if file.suffix != ".jsonl":
         return list(read_documents(file))
@@ -56,7 +58,7 @@ def prompt_of(source: str | list[dict[str, Any]]) -> Prompt:
 
 
 def encode_lessons(
-    sources: list[str | list[dict[str, Any]]], reader: PromptReader, tokenizer: Any, *, length: int
+    sources: Sequence[Source], reader: PromptReader, tokenizer: Any, *, length: int
 ) -> Iterator[Lesson]:
     """Each source as ids; texts are cut to `length` tokens. What is too short to teach anything is left out.
 

@@ -14,6 +14,7 @@ from hetero_runtime.errors import DeviceError, RequestError
 from hetero_runtime.prediction.file import read_predictor, write_predictor
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 from hetero_runtime.trace.file import TraceInfo, read_trace
+from hetero_runtime.whole_file import check_folder
 from hetero_scheduler.predict.mamba2_training import PredictorShape, Trained, recall_of, train_predictor
 from hetero_scheduler.predict.recall import Recall, refined_recall
 from hetero_scheduler.predict.refinement import Refinement
@@ -82,8 +83,7 @@ def train_from_trace(
     too little to learn from, DeviceError for a device or a folder that is not there.
     """
     _check_device(device)
-    if not out.resolve().parent.is_dir():
-        raise DeviceError(f"{out}: its folder does not exist; create it, or name another file")
+    check_folder(out)
     trace, info = read_trace(trace_path)
     lesson = {"trace": asdict(info) | {"num_tokens": trace.num_tokens, "load_entropy": trace.load_entropy()}}
     try:

@@ -43,7 +43,7 @@ class PartFolder:
     def make(self) -> None:
         """Make the folder, unless it is there. Raises RequestError."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise RequestError(f"{self.folder}: cannot be made ({error}); name another file") from error
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hetero_runtime.config import Config
     from hetero_runtime.lookahead.gather import GatherOptions
+    from hetero_runtime.lookahead.lessons import Source
     from hetero_runtime.lookahead.train import LookaheadReport, Progress
     from hetero_scheduler.predict.lookahead_features import Passes
     from hetero_scheduler.predict.lookahead_recall import HotRecall
@@ -58,12 +59,16 @@ def calibrate_lookahead_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.lookahead import LOOKAHEAD_SUFFIX
-    from hetero_runtime.lookahead.gather import GatherOptions
-    from hetero_scheduler.predict.lookahead_training import LookaheadOptions
+    from hetero_runtime.lookahead.lessons import read_lessons
 
     chosen = config_of(model, config, overrides)
     path = file_to_write(out, chosen, LOOKAHEAD_SUFFIX)
-    passes, top_k = _gather(chosen, text, length=length, options=GatherOptions(tokens, max_new, seed=seed))
+    sources = read_lessons(text)
+    from hetero_runtime.lookahead.gather import GatherOptions  # torch: not before all that can be wrong
+    from hetero_scheduler.predict.lookahead_training import LookaheadOptions
+
+    asked = GatherOptions(tokens, max_new, seed=seed)
+    passes, top_k = _gather(chosen, sources, length=length, options=asked)
     options = LookaheadOptions(seed=seed, epochs=epochs, minutes=minutes, width=width)
     report = _train(chosen, passes, path, top_k=top_k, options=options, compares_visual=compares)
     console = Console(stderr=as_json)
@@ -74,16 +79,17 @@ def calibrate_lookahead_command(
         typer.echo(json.dumps(_json(report)))
 
 
-def _gather(config: Config, text: Path, *, length: int, options: GatherOptions) -> tuple[Passes, int]:
+def _gather(
+    config: Config, sources: Sequence[Source], *, length: int, options: GatherOptions
+) -> tuple[Passes, int]:
     """Passes of the model over the texts, and its top-k."""
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.configuration import exactly_routed
     from hetero_runtime.hf.router_hooks import router_top_k
     from hetero_runtime.lookahead.gather import gather
-    from hetero_runtime.lookahead.lessons import encode_lessons, read_lessons
+    from hetero_runtime.lookahead.lessons import encode_lessons
     from hetero_runtime.prompt import PromptReader
 
-    sources = read_lessons(text)
     with loaded(exactly_routed(config)) as parts, count_progress("texts") as seen:
         reader = PromptReader(
             parts.config.model.path,

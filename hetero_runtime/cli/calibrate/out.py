@@ -17,13 +17,11 @@ OutOption = Annotated[
 
 
 def file_to_write(out: Path | None, config: Config, suffix: str) -> Path:
-    """What `--out` means for the model of `config`. Raises DeviceError where its folder does not exist, which
-    is better known before the work than after."""
+    """What `--out` means for the model of `config`. Raises DeviceError where its folder does not exist."""
     from hetero_runtime.config import model_dir
-    from hetero_runtime.errors import DeviceError
     from hetero_runtime.prediction.locate import beside
+    from hetero_runtime.whole_file import check_folder
 
     path = out or beside(model_dir(config), suffix)
-    if not path.resolve().parent.is_dir():
-        raise DeviceError(f"{path}: its folder does not exist; create it, or name another file")
+    check_folder(path)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hetero_runtime.config import Config
-    from hetero_runtime.lookahead.prefix import ProfileOptions
+    from hetero_runtime.lookahead.lessons import Source
     from hetero_runtime.lookahead.profile import PrefixProfile
 
 
@@ -41,11 +42,12 @@ def calibrate_prefix_command(
 
     from hetero_runtime.cli.listed import whole_numbers
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.lookahead.prefix import ProfileOptions
+    from hetero_runtime.lookahead.lessons import read_lessons
 
     chosen = config_of(model, config, ["preset=vismmoe", *(overrides or [])])
-    options = ProfileOptions(max_tokens, whole_numbers(prefixes, "--prefixes"))
-    profile = _profile(chosen, text, count=prompts, options=options)
+    chosen_prefixes = whole_numbers(prefixes, "--prefixes")
+    sources = read_lessons(text)[:prompts]
+    profile = _profile(chosen, sources, max_tokens=max_tokens, prefixes=chosen_prefixes)
     path = _keep(chosen, profile)
     console = Console(stderr=as_json)
     console.print(_table(profile))
@@ -58,14 +60,16 @@ def calibrate_prefix_command(
         typer.echo(json.dumps(asdict(profile) | {"best": profile.best.pinned, "written_to": str(path)}))
 
 
-def _profile(config: Config, text: Path, *, count: int, options: ProfileOptions) -> PrefixProfile:
+def _profile(
+    config: Config, sources: Sequence[Source], *, max_tokens: int, prefixes: tuple[int, ...]
+) -> PrefixProfile:
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.hf.console import keep_quiet
-    from hetero_runtime.lookahead.lessons import prompt_of, read_lessons
-    from hetero_runtime.lookahead.prefix import profile_prefixes
+    from hetero_runtime.lookahead.lessons import prompt_of
+    from hetero_runtime.lookahead.prefix import ProfileOptions, profile_prefixes
 
     keep_quiet()
-    prompts = [prompt_of(source) for source in read_lessons(text)[:count]]
+    options, prompts = ProfileOptions(max_tokens, prefixes), [prompt_of(source) for source in sources]
     with count_progress("prefixes") as done:
         return profile_prefixes(config, prompts, options=options, done=done)
 

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from hetero_runtime.assembly import Parts
-    from hetero_runtime.config import Config
+    from hetero_runtime.config import Config, ResolvedConfig
     from hetero_runtime.evaluation import TokensSeen
     from hetero_runtime.evaluation.frontier.contenders import Grid
     from hetero_runtime.evaluation.samples import Sample
@@ -71,20 +71,25 @@ def grid_of(policies: str, bonus: str, *, insertions: str, window: str) -> Grid:
 @contextmanager
 def loaded(config: Config) -> Iterator[Parts]:
     """The parts of an engine for `config`, driven as evaluations need, until the context is left."""
-    from hetero_runtime.assembly import assemble
-    from hetero_runtime.cli.progress import BytesProgress
     from hetero_runtime.evaluation.configuration import for_evaluation
-    from hetero_runtime.hf.console import keep_quiet
     from hetero_runtime.planned import plan_for
 
-    keep_quiet()
     planned = plan_for(for_evaluation(config))
-    with BytesProgress("reading experts") as progress:
-        parts = assemble(planned.config, progress=progress)
+    parts = _assemble(planned.config)
     try:
         yield parts
     finally:
         parts.close()
+
+
+def _assemble(config: ResolvedConfig) -> Parts:
+    from hetero_runtime.assembly import assemble
+    from hetero_runtime.cli.progress import BytesProgress
+    from hetero_runtime.hf.console import keep_quiet
+
+    keep_quiet()
+    with BytesProgress("reading experts") as progress:
+        return assemble(config, progress=progress)
 
 
 def samples_of(
