@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.options import JsonOption
 
 
 @exit_on_error
@@ -18,7 +19,7 @@ def doctor_command(
             help="A model's folder, to measure the disk below it; the current folder when absent."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure GPU, link, memory, disk, instruction sets and limits; say what each means."""
     from rich.console import Console

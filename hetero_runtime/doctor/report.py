@@ -18,7 +18,7 @@ _COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "bad": "red", "a
 def to_json(findings: Sequence[Finding]) -> str:
     """One JSON object: `findings`, a list with the fields of `Finding`, and `counts` by status."""
     counts = {status: sum(one.status == status for one in findings) for status in _COLOURS}
-    return json.dumps({"findings": [asdict(one) for one in findings], "counts": counts}, indent=2)
+    return json.dumps({"findings": [asdict(one) for one in findings], "counts": counts})
 
 
 def print_table(findings: Sequence[Finding], console: Console) -> None:

@@ -60,7 +60,8 @@ def test_the_command_prints_json_alone(
     monkeypatch.setattr(doctor, "examine", lambda path, on_start: FINDINGS)
     result = CliRunner().invoke(app, [str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["findings"][2]["status"] == "bad"
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["findings"][2]["status"] == "bad"
 
 
 def test_the_command_prints_a_table(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
