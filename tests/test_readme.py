@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -60,3 +61,17 @@ def test_commands_that_the_readme_shows_exist() -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(\w+\.json)`", README)) - {"config.json"}))
 def test_result_files_that_the_readme_quotes_exist(name: str) -> None:
     assert (ROOT / "bench" / "results" / name).is_file()
+
+
+def test_the_commit_of_each_result_file_is_the_one_that_the_readme_says() -> None:
+    """Of every file that it quotes: one that was measured anew stands at its new commit."""
+    quoted = set(re.findall(r"`(\w+\.json)`", README)) - {"config.json"}
+    said = {
+        name: commit
+        for commit, names in re.findall(r"\b([0-9a-f]{7}): ((?:`\w+\.json`(?:, )?)+)", README)
+        for name in re.findall(r"`(\w+\.json)`", names)
+    }
+    assert said.keys() == quoted
+    for name, commit in said.items():
+        found = json.loads((ROOT / "bench" / "results" / name).read_text(encoding="utf-8"))["commit"]
+        assert found.startswith(commit), f"{name} was measured at {found}, README says {commit}"
