@@ -70,11 +70,19 @@ _AVX2 = (
     "vmovd %xmm0, $0",
     "vzeroupper",
 )
+_AVX_VNNI = (
+    "vmovd $1, %xmm0",
+    "vpxor %xmm1, %xmm1, %xmm1",
+    "{vex} vpdpbusd %xmm0, %xmm0, %xmm1",
+    "vmovd %xmm1, $0",
+    "vzeroupper",
+)
 _NEON = ("dup v0.4s, ${1:w}", "add v0.4s, v0.4s, v0.4s", "fmov ${0:w}, s0")
 _SVE = (".arch_extension sve", "mov z0.s, ${1:w}", "add z0.s, z0.s, z0.s", "fmov ${0:w}, s0")
 
 INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction("avx2", "x86_64", ("avx2", "fma"), _AVX2, _ONE_FLOAT, _TWO_FLOAT),
+    Instruction("avx_vnni", "x86_64", ("avx_vnni",), _AVX_VNNI, _FOUR_BYTE_ONES, 4),
     Instruction("avx512f", "x86_64", ("avx512f",), _zmm("vpaddd %zmm0, %zmm0, %zmm1"), 21, 42),
     Instruction(
         "avx512_vnni", "x86_64", ("avx512_vnni",), _zmm("vpdpbusd %zmm0, %zmm0, %zmm1"), _FOUR_BYTE_ONES, 4

@@ -31,7 +31,7 @@ Backing = Literal["ram", "mmap", "direct", "swap"]
 Policy = Literal["exact", "cache_prior", "psr", "speculative_experts", "block_selection"]
 Priority = Literal["lru", "a"]
 Horizon = Literal["step", "token", "layer"]
-Isa = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
+Isa = Literal["auto", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"]
 MissHandler = Literal["load", "cpu", "hybrid"]
 CpuBackend = Literal["native", "torch", "ktransformers"]
 Selection = Literal["affinity", "saliency", "random", "mix"]
@@ -204,7 +204,8 @@ class CpuConfig:
     engine and the others for experts. auto: the physical cores this process may use."""
     isa: Isa = "auto"
     """Instruction set of the native kernels. auto: the fastest that executes here, of those that keep
-    float32 unless the model computes in bfloat16."""
+    float32 unless the model computes in bfloat16 (then activations are rounded: for many tokens to bfloat16,
+    for a few of int8 and int4 experts to 16 bits of their largest)."""
     backend: CpuBackend = "native"
     """Who computes experts on the CPU. native: our kernels, on the host bank as it lies. torch: torch's
     products, for every format. ktransformers: kt-kernel 0.7.2, where it was installed by hand

@@ -23,7 +23,7 @@ def judge(targets: tuple[Target, ...], topology: Topology) -> list[Finding]:
         return [Finding("CPU experts", None, "", "absent", meaning)]
     cpus = place_workers(topology)
     where = "worker on processor" if len(cpus) == 1 else "workers on processors"
-    exact = [target.name for target in targets if target.many == "float32"][-1]
+    exact = [target.name for target in targets if target.keeps_float32][-1]
     meaning = f"misses.handler: cpu or hybrid starts {len(cpus)} {where} {', '.join(map(str, cpus))}"
     if len(topology.cores) > len(cpus):
         meaning += "; one core is left for the engine"

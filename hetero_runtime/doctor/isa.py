@@ -12,7 +12,8 @@ from hetero_runtime.doctor.base import Finding
 _USE = {
     "avx2": "CPU experts compute 8 floats at once; the least that the x86 kernels want",
     "avx512f": "CPU experts compute 16 floats at once",
-    "avx512_vnni": "int8 experts multiply without widening",
+    "avx_vnni": "int8 and int4 CPU experts multiply 32 bytes at once, a few tokens each",
+    "avx512_vnni": "int8 and int4 CPU experts multiply 64 bytes at once, a few tokens each",
     "avx512_bf16": "bf16 experts multiply without widening",
     "avx512_fp16": "fp16 experts multiply without widening",
     "amx_bf16": "prefill of bf16 CPU experts runs on matrix tiles",
@@ -23,7 +24,8 @@ _USE = {
 _WITHOUT = {
     "avx2": "CPU experts fall back to scalar code, several times slower",
     "avx512f": "CPU experts fall back to AVX2",
-    "avx512_vnni": "int8 CPU experts are widened first",
+    "avx_vnni": "int8 and int4 CPU experts are widened to float32 first",
+    "avx512_vnni": "int8 and int4 CPU experts are widened to float32 first",
     "avx512_bf16": "bf16 CPU experts are widened to float32, which costs little at one token",
     "avx512_fp16": "fp16 CPU experts are widened to float32, which costs little at one token",
     "amx_bf16": "prefill of bf16 CPU experts falls back to AVX-512 or AVX2",

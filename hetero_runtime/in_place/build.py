@@ -231,15 +231,15 @@ def _cpus(config: ResolvedConfig) -> tuple[int, ...]:
 
 
 def _target(config: ResolvedConfig) -> Target:
-    """The fastest instruction set, or the one asked for. What multiplies bfloat16 is for models in it."""
+    """The fastest instruction set, or the one asked for. What rounds is for models in bfloat16."""
     rounds = config.model.dtype == "bfloat16"
     if config.cpu.isa == "auto":
         return best_target(rounds=rounds)
     asked = target(config.cpu.isa)
-    here = [entry.name for entry in targets_here() if rounds or entry.many == "float32"]
+    here = [entry.name for entry in targets_here() if rounds or entry.keeps_float32]
     if asked.name in here:
         return asked
-    why = f"multiplies bfloat16, and model.dtype is {config.model.dtype}"
+    why = f"rounds what it multiplies, and model.dtype is {config.model.dtype}"
     if not is_executable(asked):
         why = "does not execute on this machine"
     raise ConfigError(f"cpu.isa: {asked.name} {why}; write cpu.isa: auto, or one of {', '.join(here)}")

@@ -15,8 +15,8 @@ _jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 @_jit
 def value_at(layout, row, position):
-    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles."""
-    if layout.unit == 0:
+    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits."""
+    if layout.unit == 0 or layout.unit == 3:
         return layout.at + row * layout.row_bytes + 4 * position
     if layout.unit == 1:
         return layout.at + row * layout.row_bytes + 2 * position
@@ -27,7 +27,7 @@ def value_at(layout, row, position):
 @_jit
 def store_value(unit, address, value):
     """A float32, or rounded to the nearest bfloat16, ties to even."""
-    if unit == 0:
+    if unit == 0 or unit == 3:
         carray(pointer(address), 1, np.float32)[0] = value
     else:
         bits = bits_of(value)

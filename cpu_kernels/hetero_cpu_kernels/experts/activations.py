@@ -3,6 +3,7 @@
     float32   [tokens, padded]              blocks in the order of `encodings`
     pairs     [tokens, padded] bfloat16     word l of a block: what lane l of its two vectors holds
     tiles     [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is one pair of columns
+    digits    [tokens] rows of float32 in their own order, each with its `digits` behind it
 
 `padded` columns are whole blocks; those behind the end are zero.
 """
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hetero_cpu_kernels.experts.digits import DigitRow
+from hetero_cpu_kernels.experts.emitter import LINE_BYTES
+from hetero_cpu_kernels.experts.integer_rows import IntegerRows
 from hetero_cpu_kernels.experts.rows import Rows
 from hetero_cpu_kernels.experts.targets import Unit
 
@@ -29,6 +33,13 @@ class Layout:
     unit: Unit
     columns: int
     order: npt.NDArray[np.int64]
+    digit_bytes: int = 0
+
+    @classmethod
+    def of_digits(cls, rows: IntegerRows, lanes: int) -> Layout:
+        """For products of integers with `rows`."""
+        row = DigitRow.of(rows, lanes)
+        return cls("digits", row.columns, np.arange(lanes), row.num_bytes)
 
     @classmethod
     def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
@@ -50,6 +61,13 @@ class Layout:
         return -(-self.columns // block) * block
 
     @property
+    def digits_at(self) -> int:
+        """Where a token's digits begin, in bytes from its first value; 0 without them."""
+        return -(-4 * self.padded // LINE_BYTES) * LINE_BYTES if self.digit_bytes else 0
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token."""
+        if self.unit == "digits":
+            return self.digits_at + self.digit_bytes
         return self.padded * (4 if self.unit == "float32" else 2)

@@ -101,10 +101,12 @@ class Emitter:
 
     def splat(self, scalar: Any, *, times: int = 1) -> Any:
         """A vector of equal values, `times` as many as it has 32-bit lanes."""
-        kind = ir.VectorType(scalar.type, times * self.lanes)
-        one = self.build.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-        mask = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
-        return self.build.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
+        return self._repeated(scalar, times * self.lanes)
+
+    def _repeated(self, scalar: Any, count: int) -> Any:
+        undefined = ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined)
+        one = self.build.insert_element(undefined, scalar, I32(0))
+        return self.build.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, count), [0] * count))
 
     def word(self, number: int) -> Any:
         """A constant vector of 32-bit integers."""
@@ -123,6 +125,11 @@ class Emitter:
         pairs = ir.VectorType(BF16, 2 * self.lanes)
         casts = [self.build.bitcast(words, pairs) for words in (a, b)]
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.floats, [c, *casts])
+
+    def dot_bytes(self, unsigned: Any, signed: Any, c: Any) -> Any:
+        """c + the four products of bytes in each word, exact; the first operand's are unsigned (vpdpbusd)."""
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+        return self.call(name, self.words, [c, unsigned, signed])
 
     def as_floats(self, words: Any) -> Any:
         """The same bits as float32."""
@@ -157,6 +164,14 @@ class Emitter:
         """`count` lanes of a vector from `first` on, as a vector."""
         mask = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
         return self.build.shuffle_vector(vector, vector, mask)
+
+    def picked_bytes(self, source: Any, octets: Sequence[Sequence[int]]) -> Any:
+        """For each lane its four bytes, lowest first, of an integer of up to eight; -1 for zero (x86)."""
+        copies = ir.VectorType(I8, 4 * self.lanes)
+        wide = self.build.bitcast(self._repeated(source, 32 * self.lanes // source.type.width), copies)
+        mask = ir.Constant(copies, [octet & 0xFF for of_lane in octets for octet in of_lane])
+        name = "llvm.x86.avx512.pshuf.b.512" if self.lanes == 16 else "llvm.x86.avx2.pshuf.b"
+        return self.build.bitcast(self.call(name, copies, [wide, mask]), self.words)
 
     def permute(self, table: Any, indices: Any) -> Any:
         """Lane `indices[l] % 16` of 16 words of floats or integers, for each lane l (AVX-512)."""

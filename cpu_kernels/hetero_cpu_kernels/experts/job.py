@@ -2,6 +2,7 @@
 
     1  activations into the kernels' layouts          | all workers meet
     2  up projection and gate, rows of I by worker    | all workers meet
+       where few tokens are multiplied as digits: of the gate's outputs, by token    | all workers meet
     3  down projection, columns of the output by worker
 
 Every number has one worker that computes it, in an order that does not depend on how many workers there are:
@@ -19,7 +20,7 @@ import functools
 import numpy as np
 from numba import carray, cfunc, njit
 
-from hetero_cpu_kernels.addresses import pointer
+from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
@@ -44,7 +45,10 @@ def _pack(plan, index, count):
     hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
     tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
     few, many = plan.up.few, plan.up.many
-    if plan.has_few:
+    if plan.has_few and few.unit == 3:
+        for token in range(*share(plan.num_tokens, 1, index, count)):
+            _write_digits(plan, index, plan.up, plan.hidden_at + 4 * token * plan.hidden, token)
+    elif plan.has_few:
         blocks = few.padded // few.block
         for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
             pack(few, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
@@ -59,6 +63,29 @@ def _pack(plan, index, count):
     else:
         for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
             pack(many, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
+
+
+@_jit
+def _write_digits(plan, index, matrix, source, row):
+    """The digits of one row of `matrix.few`, of the float32 values at an address, by worker `index`."""
+    arguments_at = plan.scratch_at + index * plan.scratch_bytes
+    arguments = carray(pointer(arguments_at), 2, np.int64)
+    arguments[0] = source
+    arguments[1] = matrix.few.at + row * matrix.few.row_bytes + matrix.few.read_at
+    call_kernel(matrix.digits, arguments_at)
+
+
+@_jit
+def _pack_outputs(plan, index, count):
+    """Digits of the gate's outputs, a row by one worker."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    few = plan.down.few
+    for expert in range(plan.num_experts):
+        if bounds[expert + 1] - bounds[expert] > FEW_TOKENS:
+            continue
+        for pair in range(bounds[expert], bounds[expert + 1]):
+            if pair % count == index:
+                _write_digits(plan, index, plan.down, few.at + pair * few.row_bytes, pair)
 
 
 @_jit
@@ -215,6 +242,10 @@ def _experts_job(plan_at, index, count):
     _run_up(plan, index, count)
     if not meet(plan.control, count):
         return ABANDONED
+    if plan.has_few and plan.down.few.unit == 3:
+        _pack_outputs(plan, index, count)
+        if not meet(plan.control, count):
+            return ABANDONED
     _run_down(plan, index, count)
     return 0
 

@@ -41,7 +41,8 @@ class PlacedProjection:
         for number in TOKENS_AT_ONCE:
             record[f"few_{number}"] = self._code.address(f"few_{number}")
             record[f"many_{number}"] = self._code.address(f"many_{number}")
-        record["panel"], record["tiles"] = self._code.address("panel"), self._code.address("tiles")
+        for name in ("panel", "tiles", "digits"):
+            record[name] = self._code.address(name)
         record["rows"], record["cols"] = matrix.rows, matrix.cols
         record["is_direct"], record["offset"] = program.is_direct, matrix.offset
         record["row_bytes"] = matrix.row_bytes
@@ -72,7 +73,7 @@ class Inputs:
         record["unit"] = UNIT_CODES[layout.unit]
         record["order_at"], record["place_at"] = address_of(self._order), address_of(self._place)
         record["block"], record["padded"] = layout.order.size, layout.padded
-        record["row_bytes"] = layout.row_bytes
+        record["row_bytes"], record["read_at"] = layout.row_bytes, layout.digits_at
 
     def reserve(self, num_rows: int) -> int:
         """Address of memory for so many rows, and for the rest of a tile; good until the next call."""

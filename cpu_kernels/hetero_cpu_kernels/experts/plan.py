@@ -15,7 +15,7 @@ MANY_RUN = 32
 """Rows of a panel: in the second-level cache, with a block of tokens in the first."""
 
 FLOAT_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2}
+UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3}
 GATE_CODES = {"silu": 0, "clamped_silu": 1, "gpt_oss": 2}
 
 
@@ -23,13 +23,16 @@ def _record(*names: str) -> np.dtype[np.void]:
     return np.dtype([(name, np.int64) for name in names])
 
 
-LAYOUT = _record("unit", "at", "order_at", "place_at", "block", "padded", "row_bytes", "rows_at")
-"""`activations.Layout` at an address. `rows_at`: int64 [pairs], which of its rows each pair reads."""
+LAYOUT = _record(
+    *("unit", "at", "order_at", "place_at", "block", "padded", "row_bytes", "rows_at", "read_at"),
+)
+"""`activations.Layout` at an address. `rows_at`: int64 [pairs], which of its rows each pair reads; `read_at`:
+where in a row the kernels begin, in bytes."""
 
 PROJECTION = np.dtype(
     [
         *((name, np.int64) for name in ("rows", "cols", "few_1", "few_2", "few_4")),
-        *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles")),
+        *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles", "digits")),
         *((name, np.int64) for name in ("is_direct", "offset", "row_bytes")),
         *((name, np.int64) for name in ("bias_offset", "bias_encoding")),
         *((name, np.int64) for name in ("is_packed", "first_element", "table_at", "escapes_at")),

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from llvmlite import ir
 
 from hetero_cpu_kernels.experts.activations import TILE, Layout
+from hetero_cpu_kernels.experts.digits import write_digits
 from hetero_cpu_kernels.experts.dot import write_dot
 from hetero_cpu_kernels.experts.encodings import DECODERS
 from hetero_cpu_kernels.experts.form import ExpertForm, Matrix
+from hetero_cpu_kernels.experts.integer_dot import write_integer_dot
+from hetero_cpu_kernels.experts.integer_rows import IntegerRows, integer_rows_of
 from hetero_cpu_kernels.experts.native import NativeCode
 from hetero_cpu_kernels.experts.panel import write_panel
 from hetero_cpu_kernels.experts.rows import PairRows, PlainRows, Rows, rows_of
@@ -24,7 +27,8 @@ TOKENS_AT_ONCE = (1, 2, 4)
 class Program:
     """What is compiled for one matrix, before it is.
 
-    few_1, few_2, few_4      weights decoded on the way, so many tokens
+    few_1, few_2, few_4      weights decoded on the way, or multiplied as integers, so many tokens
+    digits                   activations for the latter
     panel                    a few rows decoded for all tokens of an expert
     many_1, many_2, many_4   rows of a panel (or of the record, where `is_direct`), so many tokens
     tiles                    the same with tiles, instead of many_*
@@ -41,18 +45,25 @@ class Program:
     @classmethod
     def write(cls, form: ExpertForm, matrix: Matrix, *, target: Target) -> Program:
         """Raises ValueError for a matrix that the kernels cannot read."""
-        rows = rows_of(form, matrix)
+        rows, integer_rows = rows_of(form, matrix), integer_rows_of(matrix, target)
         is_direct = _is_direct(form, matrix, target)
         source: Rows = PairRows(matrix) if is_direct else rows
         program = cls(
             matrix,
             target,
             ir.Module(),
-            few=Layout.of(rows, target.lanes, unit="float32"),
+            few=(
+                Layout.of_digits(integer_rows, target.lanes)
+                if integer_rows
+                else Layout.of(rows, target.lanes, unit="float32")
+            ),
             many=Layout.of(source, target.lanes, unit=target.many),
             is_direct=is_direct,
         )
-        program._write_few(rows)
+        if integer_rows:
+            program._write_few_integers(integer_rows)
+        else:
+            program._write_few(rows)
         program._write_many(rows)
         return program
 
@@ -68,6 +79,11 @@ class Program:
     def _write_few(self, rows: Rows) -> None:
         for tokens in TOKENS_AT_ONCE:
             write_dot(self.module, f"few_{tokens}", rows=rows, target=self.target, tokens=tokens)
+
+    def _write_few_integers(self, rows: IntegerRows) -> None:
+        write_digits(self.module, "digits", rows=rows, lanes=self.target.lanes)
+        for tokens in TOKENS_AT_ONCE:
+            write_integer_dot(self.module, f"few_{tokens}", rows=rows, target=self.target, tokens=tokens)
 
     def _write_many(self, rows: Rows) -> None:
         if not self.is_direct:

@@ -96,7 +96,7 @@ def _address_table(layout, task):
     table_at = task.arguments_at + 64
     table = carray(pointer(table_at), task.num_tokens, np.int64)
     for t in range(task.num_tokens):
-        table[t] = layout.at + rows[task.first_pair + t] * layout.row_bytes
+        table[t] = layout.at + rows[task.first_pair + t] * layout.row_bytes + layout.read_at
     return table_at
 
 

@@ -21,19 +21,19 @@ from hetero_cpu_kernels.experts.packing import BLOCK_ELEMENTS, CHUNK_ELEMENTS, P
 from hetero_cpu_kernels.experts.targets import Target
 
 _CODES = 16
-_BYTES_AHEAD = 3072
+BYTES_AHEAD = 3072
 """What memory delivers to one core while a line is on its way."""
 
 
-class Rows(Protocol):
-    """What the kernels ask of a matrix. `place` is what `begin` returned for a row."""
+class Walk(Protocol):
+    """What every kernel asks of a matrix. `place` is what `begin` returned for a row."""
 
     @property
     def matrix(self) -> Matrix:
         """What the rows are of."""
 
     def order(self, lanes: int) -> npt.NDArray[np.int64]:
-        """`[vectors, lanes]`: which column of a block each lane holds."""
+        """`[vectors, elements of a vector]`: which column of a block each one holds."""
 
     def begin(self, emit: Emitter, record: Any, row: Any) -> Any:
         """The place of a row of the record at an address."""
@@ -41,19 +41,12 @@ class Rows(Protocol):
     def vectors(self, emit: Emitter, place: Any, column: Any) -> list[Any]:
         """The block that starts at a column; its values lack `factor`."""
 
-    def tail(self, emit: Emitter, place: Any, column: int) -> list[Any]:
-        """The last block of a row, where it is shorter: zero behind the end."""
-
     def prefetch(self, emit: Emitter, place: Any, column: Any) -> None:
-        """Ask for the cache lines of a block."""
+        """Ask for the cache lines of a block; columns behind a row's end are those of the next."""
 
     @property
     def factor(self) -> float:
         """What all values must be multiplied with."""
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether vectors are of pairs of bfloat16, and the activations too."""
 
     @property
     def line_columns(self) -> int:
@@ -63,8 +56,19 @@ class Rows(Protocol):
     def bytes_ahead(self) -> int:
         """How far ahead cache lines are asked for, at least, in bytes of whole rows."""
 
+
+class Rows(Walk, Protocol):
+    """What the kernels of floats ask besides."""
+
+    def tail(self, emit: Emitter, place: Any, column: int) -> list[Any]:
+        """The last block of a row, where it is shorter: zero behind the end."""
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether vectors are of pairs of bfloat16, and the activations too."""
+
     def side_by_side(self, target: Target) -> int:
-        """Rows that a kernel reads at once."""
+        """Rows that a kernel of several tokens reads at once."""
 
 
 def rows_of(form: ExpertForm, matrix: Matrix) -> Rows:
@@ -81,7 +85,7 @@ class PlainRows:
     matrix: Matrix
     decoder: Decoder
     is_paired = False
-    bytes_ahead = _BYTES_AHEAD
+    bytes_ahead = BYTES_AHEAD
 
     @property
     def factor(self) -> float:
@@ -144,7 +148,7 @@ class PackedRows:
     packing: Packing
     factor = 1.0
     is_paired = False
-    bytes_ahead = 4 * _BYTES_AHEAD  # measured: two streams, each of fewer bytes than the plain row
+    bytes_ahead = 4 * BYTES_AHEAD  # measured: two streams, each of fewer bytes than the plain row
     line_columns = LINE_BYTES
     """Of mantissas, and of codes where they are read for the first time."""
 
@@ -228,7 +232,7 @@ def _with_exponent(emit: Emitter, bits: Any, codes: Any, base: Any) -> Any:
     return build.select(is_held, build.or_(bits, exponent), emit.word(0))
 
 
-def load_row_scale(emit: Emitter, rows: Rows, *, record: Any, row: Any) -> Any:
+def load_row_scale(emit: Emitter, rows: Walk, *, record: Any, row: Any) -> Any:
     """The address of the first scale of a row."""
     matrix = rows.matrix
     scales = matrix.scales
@@ -242,7 +246,7 @@ def load_row_scale(emit: Emitter, rows: Rows, *, record: Any, row: Any) -> Any:
     return emit.add(emit.add(record, scales.offset), offset)
 
 
-def load_block_scale(emit: Emitter, rows: Rows, *, scale_row: Any, block: Any) -> Any:
+def load_block_scale(emit: Emitter, rows: Walk, *, scale_row: Any, block: Any) -> Any:
     """The scale of column block number `block`, in all lanes."""
     scales = rows.matrix.scales
     assert scales is not None, f"a matrix of {rows.matrix.encoding} has no scales"
@@ -257,7 +261,7 @@ class PairRows:
     matrix: Matrix
     factor = 1.0
     is_paired = True
-    bytes_ahead = _BYTES_AHEAD
+    bytes_ahead = BYTES_AHEAD
 
     @property
     def line_columns(self) -> int:

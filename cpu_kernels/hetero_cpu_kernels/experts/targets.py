@@ -1,14 +1,18 @@
 """The instruction sets that the kernels are compiled for: parameters of one source.
 
-    name          lanes   one token          many tokens
-    avx2            8     float32            float32
-    avx512         16     float32            float32
-    avx512_bf16    16     float32            bfloat16 pairs (vdpbf16ps)
-    amx            16     float32            bfloat16 tiles (tdpbf16ps)
-    neon            4     float32            float32
+    name          lanes   few tokens   of int8, int4       many tokens
+    avx2            8     float32      float32             float32
+    avx_vnni        8     float32      bytes (vpdpbusd)    float32
+    avx512         16     float32      float32             float32
+    avx512_vnni    16     float32      bytes (vpdpbusd)    float32
+    avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16 pairs (vdpbf16ps)
+    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps)
+    neon            4     float32      float32             float32
 
-One token is bound by memory, so it always computes in float32. For many tokens weights and activations
-are rounded to bfloat16 where an instruction multiplies those.
+A few tokens are bound by memory, which rounding does not make faster: they compute in float32, but for
+weights that are small integers, where an instruction multiplies those. Then activations have two signed bytes
+each, sixteen bits for the largest of a token (`digits`): a sum is off by 1e-4 or so. For many tokens weights
+and activations are rounded to bfloat16 where an instruction multiplies those.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from typing import Literal
 
 from hetero_cpu_kernels.isa import executes
 
-Unit = Literal["float32", "pairs", "tiles"]
-"""What multiplies: lanes of float32, pairs of bfloat16 in each lane, or tiles of such pairs."""
+Unit = Literal["float32", "pairs", "tiles", "digits"]
+"""What multiplies: lanes of float32, pairs of bfloat16 in each lane, tiles of such pairs, or four bytes in
+each lane."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +47,67 @@ class Target:
     """Weight rows that a kernel reads side by side."""
     many: Unit = "float32"
     """What multiplies when an expert has many tokens."""
+    multiplies_bytes: bool = False
+    """Whether a few tokens of int8 and int4 experts are multiplied as digits."""
+
+    @property
+    def keeps_float32(self) -> bool:
+        """Whether nothing is rounded before it is multiplied."""
+        return self.many == "float32" and not self.multiplies_bytes
 
 
 _X86 = "x86_64-unknown-linux-gnu"
 _V4 = ("avx2", "avx512f")
-_BF16 = "+avx512bf16"
+_VNNI = (*_V4, "avx512_vnni")
 
 TARGETS = (
     Target("avx2", "x86_64", ("avx2",), _X86, "x86-64-v3", "", lanes=8, rows=2),
+    Target(
+        "avx_vnni",
+        "x86_64",
+        ("avx2", "avx_vnni"),
+        _X86,
+        "x86-64-v3",
+        "+avxvnni",
+        lanes=8,
+        rows=2,
+        multiplies_bytes=True,
+    ),
     Target("avx512", "x86_64", _V4, _X86, "x86-64-v4", "", lanes=16, rows=4),
+    Target(
+        "avx512_vnni",
+        "x86_64",
+        _VNNI,
+        _X86,
+        "x86-64-v4",
+        "+avx512vnni",
+        lanes=16,
+        rows=4,
+        multiplies_bytes=True,
+    ),
     Target(
         "avx512_bf16",
         "x86_64",
-        (*_V4, "avx512_bf16"),
+        (*_VNNI, "avx512_bf16"),
         _X86,
         "x86-64-v4",
-        _BF16,
+        "+avx512vnni,+avx512bf16",
         lanes=16,
         rows=4,
         many="pairs",
+        multiplies_bytes=True,
     ),
     Target(
         "amx",
         "x86_64",
-        (*_V4, "amx_bf16"),
+        (*_VNNI, "amx_bf16"),
         _X86,
         "x86-64-v4",
-        "+amx-tile,+amx-bf16",
+        "+avx512vnni,+amx-tile,+amx-bf16",
         lanes=16,
         rows=4,
         many="tiles",
+        multiplies_bytes=True,
     ),
     Target("neon", "aarch64", ("neon",), "aarch64-unknown-linux-gnu", "generic", "+neon", lanes=4, rows=4),
 )
@@ -99,10 +135,10 @@ def targets_here() -> tuple[Target, ...]:
 
 
 def best_target(*, rounds: bool = True) -> Target:
-    """The fastest target that executes here; `rounds`: it may multiply bfloat16. Raises RuntimeError where
-    none does."""
+    """The fastest target that executes here; `rounds`: it may round what it multiplies. Raises RuntimeError
+    where none does."""
     for entry in reversed(targets_here()):
-        if rounds or entry.many == "float32":
+        if rounds or entry.keeps_float32:
             return entry
     needed = ", ".join(sorted({entry.needs[0] for entry in TARGETS}))
     raise RuntimeError(f"the expert kernels need one of {needed}, and this processor executes none of them")

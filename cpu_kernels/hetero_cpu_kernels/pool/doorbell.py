@@ -47,12 +47,24 @@ _IMPATIENT_SPINS = 4000
 """Looks at a barrier before the processor is offered to others: more threads than cores must not hang."""
 
 
+_SPINS_A_YIELD = 64
+"""Looks before the processor is offered to others: a caller and a worker may share one."""
+
+
+@njit(nogil=True)
+def _wait_a_little(spin):
+    """Between two looks of a loop; `spin`: how many it had."""
+    pause()
+    if spin % _SPINS_A_YIELD == _SPINS_A_YIELD - 1:
+        yield_processor()
+
+
 @njit(nogil=True)
 def _await_ring(control, served, spins):
-    for _ in range(spins):
+    for spin in range(spins):
         if load_word(control + RING) != served:
             return
-        pause()
+        _wait_a_little(spin)
     while load_word(control + RING) == served:
         add_to_word(control + IDLE, 1)
         if load_word(control + RING) == served:
@@ -94,10 +106,10 @@ def ring(control, function, plan):
 @njit("boolean(int64, int64, int64, int64)", nogil=True)
 def await_done(control, count, spins, timeout_at):
     """Whether all workers finished, after spinning and at most one sleep of `timeout_at`."""
-    for _ in range(spins):
+    for spin in range(spins):
         if load_word(control + DONE) == count:
             return True
-        pause()
+        _wait_a_little(spin)
     done = load_word(control + DONE)
     if done != count:
         sleep_while(control + DONE, done, timeout_at)

@@ -24,8 +24,9 @@ from hetero_cpu_kernels.topology import read_topology
 
 _SPINS = 10_000
 """Looks at the doorbell before a worker sleeps: 0.1 to 0.5 ms, about the pause between a step's layers."""
-_CALLER_SPINS = 500
-"""The same for a caller, who may share a core with a worker and would slow it down."""
+_CALLER_SPINS = 60_000
+"""The same for a caller: 1 to 3 ms, longer than a layer of one token, because a sleeper is woken late (0.1 ms
+on a virtual machine). One that shares a core with a worker gives way to it."""
 _WAIT_NS = 100_000_000
 """A sleeping caller returns to Python so often, to see signals."""
 

@@ -11,12 +11,20 @@ from hetero_cpu_kernels.experts.targets import TARGETS, Target, best_target, is_
 
 MNEMONICS = {
     "avx2": ("vfmadd", "%ymm"),
+    "avx_vnni": ("vfmadd", "%ymm"),
     "avx512": ("vfmadd", "%zmm"),
+    "avx512_vnni": ("vfmadd", "%zmm"),
     "avx512_bf16": ("vdpbf16ps", "%zmm"),
     "amx": ("tdpbf16ps", "tileloadd", "ldtilecfg"),
     "neon": ("fmla", ".4s"),
 }
-ABSENT = {"avx2": ("%zmm",), "avx512": ("vdpbf16ps", "tdpbf16ps"), "amx": ("vdpbf16ps",)}
+ABSENT = {
+    "avx2": ("%zmm", "vpdpbusd"),
+    "avx_vnni": ("%zmm",),
+    "avx512": ("vdpbf16ps", "tdpbf16ps", "vpdpbusd"),
+    "avx512_vnni": ("vdpbf16ps",),
+    "amx": ("vdpbf16ps",),
+}
 
 
 @pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.name)
@@ -26,6 +34,14 @@ def test_code_is_the_targets(entry: Target, name: str) -> None:
     text = assembly(Program.write(form, form.up, target=entry).module, entry)
     assert all(mnemonic in text for mnemonic in MNEMONICS[entry.name])
     assert not [mnemonic for mnemonic in ABSENT.get(entry.name, ()) if mnemonic in text]
+
+
+@pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.name)
+def test_integers_are_multiplied_as_bytes_where_the_target_does(entry: Target) -> None:
+    for name in ("int8", "int4", "fp8"):
+        form = make_form(name, 128, 64)
+        text = assembly(Program.write(form, form.up, target=entry).module, entry)
+        assert ("vpdpbusd" in text) == (entry.multiplies_bytes and name in ("int8", "int4"))
 
 
 def test_odd_rows_compile_everywhere() -> None:
