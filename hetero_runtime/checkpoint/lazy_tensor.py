@@ -44,19 +44,20 @@ class LazyTensor:
         dtype = TORCH_DTYPES[self.entry.dtype]
         if self.entry.num_bytes == 0:
             return torch.empty(self.entry.shape, dtype=dtype)[index]
-        self._will_need()
+        self._advise(mmap.MADV_WILLNEED)  # all of it at once
         raw = torch.frombuffer(
             self._mapping, dtype=torch.uint8, count=self.entry.num_bytes, offset=self.entry.offset
         )
         if self.entry.offset % dtype.itemsize:
             raw = raw.clone()  # a header of odd length: torch wants elements at multiples of their size
-        return raw.view(dtype).view(self.entry.shape)[index].clone()
+        own = raw.view(dtype).view(self.entry.shape)[index].clone()
+        self._advise(mmap.MADV_DONTNEED)  # else its pages count as ours until the last tensor of the file
+        return own
 
-    def _will_need(self) -> None:
-        """Have the kernel bring all of it at once."""
+    def _advise(self, advice: int) -> None:
         begin = self.entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = self.entry.offset + self.entry.num_bytes
-        self._mapping.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+        self._mapping.madvise(advice, begin, end - begin)
 
     def get_shape(self) -> list[int]:
         """Shape in elements."""

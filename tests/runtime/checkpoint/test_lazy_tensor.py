@@ -76,6 +76,23 @@ def test_nothing_is_read_but_what_is_indexed(tmp_path: Path) -> None:
     assert of_b <= _num_cached_pages(path) <= of_b + 2
 
 
+def test_what_was_read_is_not_held_twice(tmp_path: Path) -> None:
+    values = torch.arange(4 << 20, dtype=torch.int32)
+    save_file({"a": values, "b": torch.ones(1)}, tmp_path / "m.safetensors")
+    lazy = map_tensors(read_header(tmp_path / "m.safetensors"))
+    before = _mapped_bytes()
+    first = lazy["a"][...]
+    assert _mapped_bytes() - before < values.nbytes // 2
+    assert torch.equal(first, values)
+    assert torch.equal(lazy["a"][...], values)
+
+
+def _mapped_bytes() -> int:
+    """Pages of files that count as this process's memory."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssFile" in line]
+    return int(line.split()[1]) * 1024
+
+
 def _drop_from_page_cache(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
