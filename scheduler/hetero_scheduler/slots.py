@@ -199,10 +199,12 @@ class SlotMachine:
         return min(used, key=lambda slot: (score[self._expert_in(slot)], slot), default=None)
 
     def num_empty(self, layer: int) -> int:
-        """EMPTY slots of `layer`'s pool."""
+        """EMPTY slots of `layer`'s pool that are in service."""
+        if not self._num_empty:
+            return 0
         pool = self.pool_range(layer)
-        empty = self._state[pool.start : pool.stop] == SlotState.EMPTY
-        return int(np.count_nonzero(empty)) if self._num_empty else 0
+        part = slice(pool.start, pool.stop)
+        return int(np.count_nonzero((self._state[part] == SlotState.EMPTY) & ~self._is_retired[part]))
 
     def counts(self) -> SlotCounts:
         """Slots by state."""

@@ -258,6 +258,7 @@ def test_retired_slots_take_nobody_and_every_layer_keeps_some() -> None:
         machine.check()
     assert machine.spare(score=score, least=1) is None
     assert (machine.num_in_service(0), machine.num_in_service(1)) == (1, 1)
+    assert (machine.num_empty(0), machine.num_empty(1)) == (1, 1)
     held = machine.reserve(ExpertKey(1, 0), SlotState.COMPUTE, score=score)
     assert held is not None
     assert held.slot == 3
