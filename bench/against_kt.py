@@ -205,13 +205,13 @@ def against_kt(cpus: tuple[int, ...]) -> list[Row]:
 
 
 def alone(cpus: tuple[int, ...]) -> list[Row]:
-    """Share of the DRAM rate by format, and against torch's loop, with a worker on every core."""
+    """Share of the DRAM rate by format, with a worker a core or one fewer, and against torch's loop."""
     torch.set_num_threads(len(cpus))
     rows: list[Row] = []
-    with WorkerPool(cpus) as pool:
+    with WorkerPool(cpus) as pool, WorkerPool(cpus[: max(1, len(cpus) - 1)]) as fewer:
         for name in COMPARED:
             bank = Bank.of(name, pool)
-            rows.append(one_token(bank, cpus))
+            rows.append(one_token([bank, bank.on(fewer)]))
             if name == "bf16":
                 rows.append(against_torch(bank))
     return rows

@@ -5,7 +5,8 @@ call takes other experts of a bank that no cache holds. Reader and kernels take 
 median over the turns: what else runs on the machine slows down both. A kernel is compared with its reference
 before it is timed.
 
-    python -m bench.cpu_experts                       all formats, all cores
+    python -m bench.cpu_experts                       all formats, all cores; one token also with one fewer
+    python -m bench.cpu_experts --formats bf16 int8 int4 fp8
     python -m bench.cpu_experts --machine devbox      as cpu_experts_devbox.json, rows cpu_devbox.*
 """
 
@@ -13,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from bench.cpu_expert_records import layer_reference, make_form, random_record, relative_error
-from bench.harness import ResultFile, Row
+from bench.harness import RESULTS, ResultFile, Row, attempt
 from hetero_cpu_kernels.bandwidth import dram_read_gb_s
 from hetero_cpu_kernels.experts import CpuExperts, ExpertForm, Routing
 from hetero_cpu_kernels.pool import WorkerPool, place_workers
@@ -55,15 +59,27 @@ class Bank:
     form: ExpertForm
     memory: np.ndarray
     experts: CpuExperts
+    pool: WorkerPool
     next_expert: int = 0
 
     @classmethod
     def of(cls, name: str, pool: WorkerPool) -> Bank:
         form = make_form(FORMATS[name], HIDDEN, INTERMEDIATE)
         plain, packed = random_record(form, np.random.default_rng(0))
-        bank = cls(name, form, np.tile(packed, -(-BANK_BYTES // form.record_bytes)), CpuExperts(form, pool))
+        memory = np.tile(packed, -(-BANK_BYTES // form.record_bytes))
+        bank = cls(name, form, memory, CpuExperts(form, pool), pool)
         bank.check(plain)
         return bank
+
+    def on(self, pool: WorkerPool) -> Bank:
+        """The same experts, computed by another pool."""
+        return Bank(self.name, self.form, self.memory, CpuExperts(self.form, pool), pool, self.next_expert)
+
+    @property
+    def workers(self) -> str:
+        """Who computes, in words."""
+        count = self.pool.num_workers
+        return f"{count} {'worker' if count == 1 else 'workers'}, target {self.experts.target.name}"
 
     def check(self, plain: np.ndarray) -> None:
         """Raise AssertionError when the kernels do not compute what the reference does."""
@@ -98,36 +114,44 @@ class Bank:
         return statistics.median(times)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, return how many formats failed."""
+    options = parse(arguments)
+    topology = read_topology()
+    cpus = place_workers(topology, options.threads or len(topology.cores))
+    torch.set_num_threads(len(cpus))
+    rows: list[Row] = []
+    num_failed = 0
+    with WorkerPool(cpus) as pool, WorkerPool(cpus[: max(1, len(cpus) - 1)]) as fewer:
+        for name in options.formats:
+            began = time.monotonic()
+            found = attempt(name, partial(measure_format, name, (pool, fewer)))
+            num_failed += found is None
+            rows += found or []
+            print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    if rows:
+        suffix = f"_{options.machine}" if options.machine else ""
+        rows = [replace(row, id=row.id.replace("cpu.", f"cpu{suffix}.", 1)) for row in rows]
+        ResultFile.write(f"cpu_experts{suffix}", rows, folder=options.results)
+    return num_failed
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--machine", help="name of a machine whose result is kept beside the main one")
     parser.add_argument("--threads", type=int, help="workers, and reading threads (default: every core)")
-    arguments = parser.parse_args()
-    suffix = f"_{arguments.machine}" if arguments.machine else ""
-    topology = read_topology()
-    cpus = place_workers(topology, arguments.threads or len(topology.cores))
-    torch.set_num_threads(len(cpus))
-    rows: list[Row] = []
-    with WorkerPool(cpus) as pool:
-        for name in FORMATS:
-            bank = Bank.of(name, pool)
-            rows += [one_token(bank, cpus), *(many_tokens(bank, tokens) for tokens in MANY_TOKENS)]
-            if name == "bf16":
-                rows.append(against_torch(bank))
-        target = bank.experts.target.name
-    note = f"{len(cpus)} {'worker' if len(cpus) == 1 else 'workers'}, target {target}"
-    rows = [
-        Row(
-            id=row.id.replace("cpu.", f"cpu{suffix}.", 1),
-            value=row.value,
-            unit=row.unit,
-            target=row.target,
-            reference=row.reference,
-            note=f"{row.note}; {note}",
-        )
-        for row in rows
-    ]
-    ResultFile.write(f"cpu_experts{suffix}", rows)
+    parser.add_argument("--formats", nargs="+", choices=tuple(FORMATS), default=list(FORMATS))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
+    return parser.parse_args(arguments)
+
+
+def measure_format(name: str, pools: Sequence[WorkerPool]) -> list[Row]:
+    """All rows of a format; the first pool is the one with a worker on every processor."""
+    bank = Bank.of(name, pools[0])
+    rows = [one_token([bank, *(bank.on(pool) for pool in pools[1:])])]
+    rows += [many_tokens(bank, tokens) for tokens in MANY_TOKENS]
+    return [*rows, against_torch(bank)] if name == "bf16" else rows
 
 
 def best_reader_gb_s(cpus: tuple[int, ...]) -> float:
@@ -135,25 +159,34 @@ def best_reader_gb_s(cpus: tuple[int, ...]) -> float:
     return max(dram_read_gb_s(n, cpus=cpus, buffer_bytes=256 << 20, repeats=3) for n in {1, len(cpus)})
 
 
-def one_token(bank: Bank, cpus: tuple[int, ...]) -> Row:
-    """Share of the best reader's rate at one token."""
-    num_bytes = TOP_K * bank.form.weight_bytes
-    shares, rates, reads = [], [], []
+def one_token(banks: Sequence[Bank]) -> Row:
+    """Share of the best reader's rate at one token: that of the pool which does best.
+
+    `banks`: one format's, each with another pool; the first has the processors that are read with. A worker
+    on every core takes turns with whoever calls; one fewer leaves the caller a core.
+    """
+    num_bytes = TOP_K * banks[0].form.weight_bytes
+    shares, rates, reads = [list[float]() for _ in banks], [list[float]() for _ in banks], list[float]()
     for _ in range(ROUNDS):
-        before = best_reader_gb_s(cpus)
-        rate = num_bytes / bank.seconds(1, TOP_K, CALLS) / 1e9
-        read = max(before, best_reader_gb_s(cpus))
-        shares.append(rate / read)
-        rates.append(rate)
-        reads.append(read)
+        before = best_reader_gb_s(banks[0].pool.cpus)
+        round_rates = [num_bytes / bank.seconds(1, TOP_K, CALLS) / 1e9 for bank in banks]
+        reads.append(max(before, best_reader_gb_s(banks[0].pool.cpus)))
+        for i, rate in enumerate(round_rates):
+            rates[i].append(rate)
+            shares[i].append(rate / reads[-1])
+    best = max(range(len(banks)), key=lambda i: statistics.median(shares[i]))
+    others = ", ".join(
+        f"{statistics.median(shares[i]):.2f} with {bank.workers}" for i, bank in enumerate(banks) if i != best
+    )
     return Row(
-        id=f"cpu.bw_share_{bank.name}",
-        value=statistics.median(shares),
+        id=f"cpu.bw_share_{banks[0].name}",
+        value=statistics.median(shares[best]),
         unit="of the best reader",
         target=">=0.85",
         reference=f"measured reader: {statistics.median(reads):.1f} GB/s",
-        note=f"one token, {TOP_K} experts, {statistics.median(rates):.1f} GB/s of weights; "
-        f"shares {min(shares):.2f} to {max(shares):.2f}",
+        note=f"one token, {TOP_K} experts, {statistics.median(rates[best]):.1f} GB/s of weights, "
+        f"{banks[best].workers}; shares {min(shares[best]):.2f} to {max(shares[best]):.2f}"
+        + (f"; {others}" if others else ""),
     )
 
 
@@ -167,7 +200,7 @@ def many_tokens(bank: Bank, num_tokens: int) -> Row:
         value=operations / seconds / 1e9,
         unit="GFLOP/s",
         note=f"{num_tokens} tokens for each of {num_experts} experts, {1e3 * seconds:.2f} ms, "
-        f"{num_experts * bank.form.weight_bytes / seconds / 1e9:.1f} GB/s of weights",
+        f"{num_experts * bank.form.weight_bytes / seconds / 1e9:.1f} GB/s of weights; {bank.workers}",
     )
 
 
@@ -183,7 +216,7 @@ def against_torch(bank: Bank) -> Row:
         unit="times faster",
         target=">=2",
         reference=f"torch's loop in this run: {1e3 * loop:.2f} ms",
-        note=f"bf16, one token, {TOP_K} experts; {min(ratios):.2f} to {max(ratios):.2f}",
+        note=f"bf16, one token, {TOP_K} experts; {min(ratios):.2f} to {max(ratios):.2f}; {bank.workers}",
     )
 
 
@@ -220,4 +253,4 @@ def _median_seconds(run: Callable[[np.ndarray, Routing], None], bank: Bank) -> f
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
