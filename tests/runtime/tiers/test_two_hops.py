@@ -192,6 +192,7 @@ def test_the_host_tier_shrinks_and_grows_under_the_device(rig: Rig) -> None:
 def test_what_returns_is_not_kept_twice(rig: Rig, num_read: int) -> None:
     for expert in (0, 1, 2, 3, 4) * 3:  # more than host memory holds, less than both do
         rig.execute(0, expert)
+        rig.copier.synchronize()
     assert sum(rig.disk.counts().values()) == num_read
 
 
@@ -240,6 +241,7 @@ def test_a_device_that_gives_nothing_back_fails_the_layer(rig: Rig, monkeypatch:
 
     for expert in range(5):
         rig.execute(0, expert)
+        rig.copier.synchronize()
     with monkeypatch.context() as broken_link:
         broken_link.setattr(rig.link, "bring_back", broken)
         with pytest.raises(RuntimeError, match="the device is gone"):
