@@ -84,20 +84,7 @@ class JsdPrefetch:
             candidates.confidence,
             self.positions_per_transfer,
             self._num_seen,
-            tables.slot_of,
-            tables.slot_key,
-            tables.slot_state,
-            tables.slot_tag,
-            tables.slot_last,
-            tables.is_pinned,
-            tables.is_unproven,
-            tables.pools,
-            tables.score,
-            tables.next_tag,
-            tables.position,
-            tables.num_emitted,
-            tables.num_landed,
-            tables.counters,
+            tables.for_kernels,
             self._region.tasks_address,
             self._region.landings_address,
             self._region.address(Word.TASK_TAIL),
@@ -126,20 +113,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     task_confidence,
     pace,
     num_seen,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    slot_last,
-    is_pinned,
-    is_unproven,
-    pools,
-    score,
-    next_tag,
-    position,
-    num_emitted,
-    num_landed,
-    counters,
+    tables,
     tasks_address,
     landings_address,
     task_tail_address,
@@ -157,20 +131,20 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     TASK_BLOCK: tl.constexpr,  # noqa: N803
 ):
     # ---- read
-    now, tag, landed = tl.load(position), tl.load(next_tag), tl.load(num_landed)
-    first = tl.load(num_emitted)
+    now, tag, landed = tl.load(tables.position), tl.load(tables.next_tag), tl.load(tables.num_landed)
+    first = tl.load(tables.num_emitted)
     positions_per_transfer = _link_pace(
         tl.load(pace), tl.load(num_seen), landed, landings_address, RING, NUM_LAYERS
     )
     slots = tl.arange(0, SLOT_BLOCK)
     is_slot = slots < NUM_SLOTS
-    key_in = tl.load(slot_key + slots, mask=is_slot, other=-1)
-    state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
-    last = tl.load(slot_last + slots, mask=is_slot, other=0)
-    pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
-    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
+    key_in = tl.load(tables.slot_key + slots, mask=is_slot, other=-1)
+    state = tl.load(tables.slot_state + slots, mask=is_slot, other=_FETCH)
+    last = tl.load(tables.slot_last + slots, mask=is_slot, other=0)
+    pinned = tl.load(tables.is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(tables.is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     is_evictable = is_slot & (state == _USED) & (pinned == 0) & (last != now)
-    rank = tl.load(score + key_in, mask=is_evictable, other=float("inf"))
+    rank = tl.load(tables.score + key_in, mask=is_evictable, other=float("inf"))
     due = tl.arange(0, LAYER_BLOCK)[:, None]  # positions from the next layer's on
     column = tl.arange(0, TASK_BLOCK)[None, :]
     due_layer = (layer + 1 + due) % NUM_LAYERS
@@ -180,7 +154,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     if not LOOKS_AT_NEXT:
         expert = tl.where(due == 0, -1, expert)  # for the next layer it comes too late
     key = due_layer * NUM_EXPERTS + expert
-    held = tl.load(slot_of + key, mask=expert >= 0, other=0)
+    held = tl.load(tables.slot_of + key, mask=expert >= 0, other=0)
     is_absent = (expert >= 0) & (held < 0)
     tl.debug_barrier()
 
@@ -210,7 +184,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
             expert = tl.where(is_chosen_task, -1, expert)
             is_absent = is_absent & (expert >= 0)
             key_layer = (layer + 1 + chosen_due) % NUM_LAYERS
-            pool = pools + 2 * key_layer
+            pool = tables.pools + 2 * key_layer
             slot = first_free(slots, state, rank, pool, SLOT_BLOCK)
             if num_free(slots, state, pinned, pool) <= KEPT_BACK:
                 slot = slot * 0 - 1
@@ -224,8 +198,8 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
                 state = tl.where(is_chosen, _FETCH, state)
                 key_in = tl.where(is_chosen, chosen_key, key_in)
                 write_task(
-                    chosen_key, slot, tag, now + 1 + chosen_due, evicted, is_wasted, slot_of, slot_tag,
-                    is_unproven, counters + key_layer * _COUNTERS, tasks_address + (emitted % RING) * _TASK,
+                    chosen_key, slot, tag, now + 1 + chosen_due, evicted, is_wasted, key_layer, tables,
+                    tasks_address + (emitted % RING) * _TASK,
                 )  # fmt: skip
                 tag += 1
                 emitted += 1
@@ -238,10 +212,10 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     tl.store(pace, positions_per_transfer)
     tl.store(num_seen, landed)
     if emitted > first:
-        tl.store(slot_key + slots, key_in, mask=is_slot)
-        tl.store(slot_state + slots, state, mask=is_slot)
-        tl.store(next_tag, tag)
-        tl.store(num_emitted, emitted)
+        tl.store(tables.slot_key + slots, key_in, mask=is_slot)
+        tl.store(tables.slot_state + slots, state, mask=is_slot)
+        tl.store(tables.next_tag, tag)
+        tl.store(tables.num_emitted, emitted)
         store_release(task_tail_address, emitted)
 
 

@@ -78,12 +78,7 @@ def divide(
         division.count,
         division.num_calls,
         division.number_of,
-        tables.slot_of,
-        tables.slot_state,
-        tables.pools,
-        tables.score,
-        tables.clock,
-        tables.counters,
+        tables.for_kernels,
         layer,
         NUM_PAIRS=num_pairs,
         NUM_SLOTS=tables.num_slots,
@@ -109,12 +104,7 @@ def _divide_kernel(
     count,
     num_calls,
     number_of,
-    slot_of,
-    slot_state,
-    pools,
-    score,
-    clock,
-    counters,
+    tables,
     layer,
     NUM_PAIRS: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
@@ -137,16 +127,16 @@ def _divide_kernel(
     weight = tl.load(top_k_weights + pairs, mask=is_pair, other=0.0).to(tl.float32)
     is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
     is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
-    is_miss = is_requested & (tl.load(slot_of + row, mask=is_expert, other=-1) < 0)
-    old_score = tl.load(score + row, mask=is_expert, other=0.0)
+    is_miss = is_requested & (tl.load(tables.slot_of + row, mask=is_expert, other=-1) < 0)
+    old_score = tl.load(tables.score + row, mask=is_expert, other=0.0)
     layers = tl.arange(0, LAYER_BLOCK)
-    passes_of = tl.load(clock + layers, mask=layers < NUM_LAYERS, other=0)
+    passes_of = tl.load(tables.clock + layers, mask=layers < NUM_LAYERS, other=0)
     passes = tl.sum(tl.where(layers == layer, passes_of, 0), axis=0) + 1
     slots = tl.arange(0, SLOT_BLOCK)
-    state = tl.load(slot_state + slots, mask=slots < NUM_SLOTS, other=-1)
-    in_pool = (slots >= tl.load(pools + 2 * layer)) & (slots < tl.load(pools + 2 * layer + 1))
+    state = tl.load(tables.slot_state + slots, mask=slots < NUM_SLOTS, other=-1)
+    in_pool = (slots >= tl.load(tables.pools + 2 * layer)) & (slots < tl.load(tables.pools + 2 * layer + 1))
     columns = tl.arange(0, _COUNTERS)
-    counted = tl.load(counters + layer * _COUNTERS + columns)
+    counted = tl.load(tables.counters + layer * _COUNTERS + columns)
     calls = tl.load(num_calls)
     tl.debug_barrier()
 
@@ -174,6 +164,6 @@ def _divide_kernel(
     tl.store(in_place + pairs, tl.where(goes, wanted, -1), mask=is_pair)
     tl.store(count, number)
     tl.store(num_calls, calls + (number > 0).to(tl.int64))
-    tl.store(score + row, new_score, mask=is_chosen)
+    tl.store(tables.score + row, new_score, mask=is_chosen)
     counted += tl.where((columns == _REQUIRED) | (columns == _MISSES), number, 0)
-    tl.store(counters + layer * _COUNTERS + columns, counted)
+    tl.store(tables.counters + layer * _COUNTERS + columns, counted)

@@ -76,23 +76,10 @@ def ensure(
     _ensure_kernel[(1,)](
         top_k_index,
         tables.slot_of_pair,
-        tables.slot_of,
-        tables.slot_key,
-        tables.slot_state,
-        tables.slot_tag,
-        tables.slot_last,
-        tables.is_pinned,
-        tables.is_filled,
-        tables.is_unproven,
-        tables.pools,
-        tables.score,
-        tables.clock,
-        tables.next_tag,
-        tables.position,
+        tables.for_kernels,
         tables.miss_slot,
         tables.miss_key,
         tables.miss_count,
-        tables.counters,
         tables.error_address,
         tables.pause_address,
         layer,
@@ -116,23 +103,10 @@ def ensure(
 def _ensure_kernel(  # type: ignore[no-untyped-def]
     top_k_index,
     slot_of_pair,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    slot_last,
-    is_pinned,
-    is_filled,
-    is_unproven,
-    pools,
-    score,
-    clock,
-    next_tag,
-    position,
+    tables,
     miss_slot,
     miss_key,
     miss_count,
-    counters,
     error_address,
     pause_address,
     layer,
@@ -156,30 +130,30 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     wanted = tl.load(top_k_index + pairs, mask=pairs < NUM_PAIRS, other=-1).to(tl.int32)
     is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
     is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
-    slot = tl.load(slot_of + row, mask=is_expert, other=-1)
+    slot = tl.load(tables.slot_of + row, mask=is_expert, other=-1)
     has_slot = slot >= 0
-    state = tl.load(slot_state + slot, mask=has_slot, other=_EMPTY)
-    filled = tl.load(is_filled + slot, mask=has_slot, other=0)
-    unproven = tl.load(is_unproven + slot, mask=has_slot, other=0)
-    old_score = tl.load(score + row, mask=is_expert, other=0.0)
+    state = tl.load(tables.slot_state + slot, mask=has_slot, other=_EMPTY)
+    filled = tl.load(tables.is_filled + slot, mask=has_slot, other=0)
+    unproven = tl.load(tables.is_unproven + slot, mask=has_slot, other=0)
+    old_score = tl.load(tables.score + row, mask=is_expert, other=0.0)
     layers = tl.arange(0, LAYER_BLOCK)
-    passes_of = tl.load(clock + layers, mask=layers < NUM_LAYERS, other=0)
+    passes_of = tl.load(tables.clock + layers, mask=layers < NUM_LAYERS, other=0)
     passes = tl.sum(tl.where(layers == layer, passes_of, 0), axis=0) + 1
-    now = tl.load(position) + 1
-    tag = tl.load(next_tag)
+    now = tl.load(tables.position) + 1
+    tag = tl.load(tables.next_tag)
     columns = tl.arange(0, _COUNTERS)
-    counted = tl.load(counters + layer * _COUNTERS + columns)
-    pool_start = tl.load(pools + 2 * layer)
-    pool_end = tl.load(pools + 2 * layer + 1)
+    counted = tl.load(tables.counters + layer * _COUNTERS + columns)
+    pool_start = tl.load(tables.pools + 2 * layer)
+    pool_end = tl.load(tables.pools + 2 * layer + 1)
     tl.debug_barrier()
 
     # ---- observe
     new_score = observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
-    tl.store(score + row, new_score, mask=is_requested)
-    tl.store(clock + layer, passes)
-    tl.store(position, now)
-    tl.store(slot_last + slot, now, mask=is_requested & has_slot)
-    tl.store(is_unproven + slot, tl.zeros_like(unproven), mask=is_requested & has_slot)
+    tl.store(tables.score + row, new_score, mask=is_requested)
+    tl.store(tables.clock + layer, passes)
+    tl.store(tables.position, now)
+    tl.store(tables.slot_last + slot, now, mask=is_requested & has_slot)
+    tl.store(tables.is_unproven + slot, tl.zeros_like(unproven), mask=is_requested & has_slot)
 
     # ---- decide
     is_absent = is_requested & (slot < 0)
@@ -194,16 +168,14 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     if not AWAITS_LATE:
         is_pending, num_pending = is_absent | is_late, num_absent + num_late
     if num_pending == 0:
-        tl.store(slot_state + slot, _USED, mask=state == _COMPUTE)
+        tl.store(tables.slot_state + slot, _USED, mask=state == _COMPUTE)
     else:
         slot, num_listed, num_evicted, num_wasted, tag = _place(
-            slot, is_pending, layer, now, tag, pool_start, pool_end,
-            slot_of, slot_key, slot_state, slot_tag, slot_last, is_pinned, is_filled, is_unproven, score,
-            miss_slot, miss_key,
+            slot, is_pending, layer, now, tag, pool_start, pool_end, tables, miss_slot, miss_key,
             NUM_SLOTS, NUM_EXPERTS, SLOT_BLOCK, EXPERT_BLOCK,
         )  # fmt: skip
-        tl.store(next_tag, tag)
-        tl.store(slot_of + row, slot, mask=is_expert)
+        tl.store(tables.next_tag, tag)
+        tl.store(tables.slot_of + row, slot, mask=is_expert)
 
     # ---- tell
     tl.store(
@@ -220,7 +192,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     counted += tl.where(columns == _PROVEN, num_proven, 0)
     counted += tl.where(columns == _WASTED, num_wasted, 0)
     counted += tl.where((columns == _STALLS) & (num_absent + num_late > 0), 1, 0)
-    tl.store(counters + layer * _COUNTERS + columns, counted)
+    tl.store(tables.counters + layer * _COUNTERS + columns, counted)
     if num_listed > 0:
         store_release(pause_address, 1)
     if num_listed < num_pending:
@@ -256,15 +228,7 @@ def _place(  # type: ignore[no-untyped-def]
     tag,
     pool_start,
     pool_end,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    slot_last,
-    is_pinned,
-    is_filled,
-    is_unproven,
-    score,
+    tables,
     miss_slot,
     miss_key,
     NUM_SLOTS: tl.constexpr,  # noqa: N803
@@ -280,15 +244,15 @@ def _place(  # type: ignore[no-untyped-def]
     experts = tl.arange(0, EXPERT_BLOCK)
     slots = tl.arange(0, SLOT_BLOCK)
     is_slot = slots < NUM_SLOTS
-    key = tl.load(slot_key + slots, mask=is_slot, other=-1)
-    state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
+    key = tl.load(tables.slot_key + slots, mask=is_slot, other=-1)
+    state = tl.load(tables.slot_state + slots, mask=is_slot, other=_FETCH)
     state = tl.where((state == _COMPUTE) & (key // NUM_EXPERTS == layer), _USED, state)
-    last = tl.load(slot_last + slots, mask=is_slot, other=0)
-    pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
-    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
+    last = tl.load(tables.slot_last + slots, mask=is_slot, other=0)
+    pinned = tl.load(tables.is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(tables.is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     in_pool = (slots >= pool_start) & (slots < pool_end)
     is_evictable = in_pool & (state == _USED) & (pinned == 0) & (last != now)
-    rank = tl.load(score + key, mask=is_evictable, other=float("inf"))
+    rank = tl.load(tables.score + key, mask=is_evictable, other=float("inf"))
     tl.debug_barrier()
 
     num_left = tl.sum(is_pending.to(tl.int32), axis=0)
@@ -302,7 +266,7 @@ def _place(  # type: ignore[no-untyped-def]
         num_left -= 1
         chosen = tl.max(tl.where(is_this, slot, -1), axis=0)
         if chosen >= 0:
-            tl.store(is_filled + chosen, 1)
+            tl.store(tables.is_filled + chosen, 1)
         else:
             first_empty = tl.min(tl.where(in_pool & (state == _EMPTY), slots, SLOT_BLOCK), axis=0)
             least, least_slot = tl.min(rank, axis=0, return_indices=True)
@@ -310,8 +274,8 @@ def _place(  # type: ignore[no-untyped-def]
                 chosen = first_empty
             elif least < float("inf"):
                 chosen = least_slot
-                evicted = tl.load(slot_key + chosen)  # slot_key is written after the loop
-                tl.store(slot_of + evicted, -1)
+                evicted = tl.load(tables.slot_key + chosen)  # slot_key is written after the loop
+                tl.store(tables.slot_of + evicted, -1)
                 slot = tl.where(layer * NUM_EXPERTS + experts == evicted, -1, slot)
                 num_evicted += 1
                 num_wasted += tl.max(tl.where(slots == chosen, unproven, 0), axis=0)
@@ -321,15 +285,15 @@ def _place(  # type: ignore[no-untyped-def]
                 state = tl.where(is_chosen, _USED, state)  # COMPUTE, and released with its layer
                 key = tl.where(is_chosen, layer * NUM_EXPERTS + expert, key)
                 slot = tl.where(is_this, chosen, slot)
-                tl.store(slot_tag + chosen, tag)
-                tl.store(slot_last + chosen, now)
-                tl.store(is_unproven + chosen, 0)
+                tl.store(tables.slot_tag + chosen, tag)
+                tl.store(tables.slot_last + chosen, now)
+                tl.store(tables.is_unproven + chosen, 0)
                 tag += 1
         if chosen >= 0:
             tl.store(miss_slot + num_listed, chosen)
             tl.store(miss_key + num_listed, layer * NUM_EXPERTS + expert)
             num_listed += 1
     tl.debug_barrier()
-    tl.store(slot_key + slots, key, mask=is_slot)
-    tl.store(slot_state + slots, state, mask=is_slot)
+    tl.store(tables.slot_key + slots, key, mask=is_slot)
+    tl.store(tables.slot_state + slots, state, mask=is_slot)
     return slot, num_listed, num_evicted, num_wasted, tag

@@ -50,7 +50,6 @@ def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_s
     """
     _land_kernel[(1,)](
         tables.patience,
-        tables.position,
         region.address(Word.POSITION),
         *_landing_arguments(tables, region, record_bytes),
         RING=region.ring_size,
@@ -119,20 +118,8 @@ def unpack_landed(
 
 def _landing_arguments(tables: DeviceTables, region: ControlRegion, record_bytes: int) -> tuple[object, ...]:
     return (
-        tables.slot_of,
-        tables.slot_key,
-        tables.slot_state,
-        tables.slot_tag,
-        tables.is_filled,
-        tables.is_unproven,
-        tables.has_arrived,
-        tables.num_emitted,
-        tables.num_landed,
-        tables.landed_slot,
-        tables.landed_tag,
-        tables.landed_buffer,
-        tables.landed_count,
-        tables.counters,
+        tables.for_kernels,
+        tables.landed_for_kernels,
         region.landings_address,
         region.address(Word.LANDING_TAIL),
         tables.error_address,
@@ -146,22 +133,9 @@ _ADDRESSES = ["landings_address", "landing_tail_address", "error_address"]
 @triton.jit(do_not_specialize=["position_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
 def _land_kernel(  # type: ignore[no-untyped-def]
     patience,
-    position,
     position_address,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    is_filled,
-    is_unproven,
-    has_arrived,
-    num_emitted,
-    num_landed,
-    landed_slot,
-    landed_tag,
-    landed_buffer,
-    landed_count,
-    counters,
+    tables,
+    landed,
     landings_address,
     landing_tail_address,
     error_address,
@@ -171,12 +145,9 @@ def _land_kernel(  # type: ignore[no-untyped-def]
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     IS_STAGED: tl.constexpr,  # noqa: N803
 ):
-    store_release(position_address, tl.load(position) + 1)
+    store_release(position_address, tl.load(tables.position) + 1)
     num_new = _take_landings(
-        slot_of, slot_key, slot_state, slot_tag, is_filled, is_unproven, has_arrived,
-        num_emitted, num_landed,
-        landed_slot, landed_tag, landed_buffer, landed_count, counters,
-        landings_address, landing_tail_address, error_address, record_bytes,
+        tables, landed, landings_address, landing_tail_address, error_address, record_bytes,
         RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
     )  # fmt: skip
     if num_new > 0:
@@ -191,20 +162,8 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     late_count,
     patience,
     pause_address,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    is_filled,
-    is_unproven,
-    has_arrived,
-    num_emitted,
-    num_landed,
-    landed_slot,
-    landed_tag,
-    landed_buffer,
-    landed_count,
-    counters,
+    tables,
+    landed,
     landings_address,
     landing_tail_address,
     error_address,
@@ -218,38 +177,35 @@ def _await_kernel(  # type: ignore[no-untyped-def]
 ):
     pairs = tl.arange(0, PAIR_BLOCK)
     slot = tl.load(slots + pairs, mask=pairs < NUM_PAIRS, other=-1)
-    state = tl.load(slot_state + slot, mask=slot >= 0, other=_EMPTY)
-    filled = tl.load(is_filled + slot, mask=slot >= 0, other=0)
+    state = tl.load(tables.slot_state + slot, mask=slot >= 0, other=_EMPTY)
+    filled = tl.load(tables.is_filled + slot, mask=slot >= 0, other=0)
     is_late = (slot >= 0) & (state == _FETCH) & (filled != _GATHERED)
     num_listed = 0
     if tl.max(is_late.to(tl.int32), axis=0) > 0:
-        tl.store(is_filled + slot, tl.full((PAIR_BLOCK,), _AWAITED, tl.int8), mask=is_late)
-        tl.store(has_arrived + slot, tl.zeros((PAIR_BLOCK,), tl.int8), mask=is_late)
+        tl.store(tables.is_filled + slot, tl.full((PAIR_BLOCK,), _AWAITED, tl.int8), mask=is_late)
+        tl.store(tables.has_arrived + slot, tl.zeros((PAIR_BLOCK,), tl.int8), mask=is_late)
         looks = tl.load(patience)
         num_waiting = 1
         while (num_waiting > 0) & (looks > 0):
             tl.debug_barrier()
             _take_landings(
-                slot_of, slot_key, slot_state, slot_tag, is_filled, is_unproven, has_arrived,
-                num_emitted, num_landed,
-                landed_slot, landed_tag, landed_buffer, landed_count, counters,
-                landings_address, landing_tail_address, error_address, record_bytes,
+                tables, landed, landings_address, landing_tail_address, error_address, record_bytes,
                 RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
             )  # fmt: skip
             tl.debug_barrier()
-            state = tl.load(slot_state + slot, mask=is_late, other=_COMPUTE)
+            state = tl.load(tables.slot_state + slot, mask=is_late, other=_COMPUTE)
             num_waiting = tl.sum((state == _FETCH).to(tl.int32), axis=0)
             looks -= 1
         tl.store(patience, tl.where(num_waiting > 0, 0, _MOST_LOOKS))
-        tl.store(slot_state + slot, _USED, mask=is_late & (state == _COMPUTE))  # its layer runs now
-        is_missing = is_late & (tl.load(has_arrived + slot, mask=is_late, other=1) == 0)
+        tl.store(tables.slot_state + slot, _USED, mask=is_late & (state == _COMPUTE))  # its layer runs now
+        is_missing = is_late & (tl.load(tables.has_arrived + slot, mask=is_late, other=1) == 0)
         while tl.max(is_missing.to(tl.int32), axis=0) > 0:
             chosen = tl.max(tl.where(is_missing, slot, -1), axis=0)
             is_missing = is_missing & (slot != chosen)
             tl.store(late_slot + num_listed, chosen)
-            tl.store(late_key + num_listed, tl.load(slot_key + chosen))
+            tl.store(late_key + num_listed, tl.load(tables.slot_key + chosen))
             if tl.max(tl.where(slot == chosen, state, _EMPTY), axis=0) == _FETCH:
-                tl.store(is_filled + chosen, _GATHERED)  # its landing may still come
+                tl.store(tables.is_filled + chosen, _GATHERED)  # its landing may still come
             num_listed += 1
     tl.store(late_count, num_listed)
     if num_listed > 0:
@@ -258,20 +214,8 @@ def _await_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _take_landings(  # type: ignore[no-untyped-def]
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    is_filled,
-    is_unproven,
-    has_arrived,
-    num_emitted,
-    num_landed,
-    landed_slot,
-    landed_tag,
-    landed_buffer,
-    landed_count,
-    counters,
+    tables,
+    landed,
     landings_address,
     landing_tail_address,
     error_address,
@@ -282,14 +226,14 @@ def _take_landings(  # type: ignore[no-untyped-def]
     IS_STAGED: tl.constexpr,  # noqa: N803
 ):
     """Take note of the landings since the last look; returns how many there were."""
-    landed = tl.load(num_landed)
+    taken = tl.load(tables.num_landed)
     tail = load_acquire(landing_tail_address)
-    num_new = landed * 0
-    if (tail < landed) | (tail > tl.load(num_emitted)):
+    num_new = taken * 0
+    if (tail < taken) | (tail > tl.load(tables.num_emitted)):
         store_release(error_address, _BAD_LANDING_ERROR)
-    elif tail > landed:
-        num_new = tail - landed
-        index = landed + tl.arange(0, RING)
+    elif tail > taken:
+        num_new = tail - taken
+        index = taken + tl.arange(0, RING)
         is_new = index < tail
         offset = (index % RING) * (_ENTRY * 8)
         entry = (landings_address + offset).to(tl.pointer_type(tl.int64))
@@ -298,36 +242,38 @@ def _take_landings(  # type: ignore[no-untyped-def]
         status = tl.load(entry + 2, mask=is_new, other=0, volatile=True)
         buffer = tl.load(entry + 3, mask=is_new, other=0, volatile=True)
         is_known = is_new & (slot >= 0) & (slot < NUM_SLOTS)
-        state = tl.load(slot_state + slot, mask=is_known, other=_EMPTY)
-        is_current = is_known & (tl.load(slot_tag + slot, mask=is_known, other=0) == tag) & (state == _FETCH)
-        filled = tl.load(is_filled + slot, mask=is_current, other=0)
-        key = tl.load(slot_key + slot, mask=is_current, other=0)
+        state = tl.load(tables.slot_state + slot, mask=is_known, other=_EMPTY)
+        is_current = (
+            is_known & (tl.load(tables.slot_tag + slot, mask=is_known, other=0) == tag) & (state == _FETCH)
+        )
+        filled = tl.load(tables.is_filled + slot, mask=is_current, other=0)
+        key = tl.load(tables.slot_key + slot, mask=is_current, other=0)
         brings_bytes = is_current & (status == _ARRIVED)
         is_kept = brings_bytes | (is_current & (filled != 0))
         is_given_up = is_current & (is_kept == 0)
-        is_wasted = tl.load(is_unproven + slot, mask=is_given_up, other=0) != 0
+        is_wasted = tl.load(tables.is_unproven + slot, mask=is_given_up, other=0) != 0
         is_packed = brings_bytes & (filled != _GATHERED)
-        num_packed = tl.load(landed_count)
+        num_packed = tl.load(landed.number)
         place = num_packed + tl.cumsum(is_packed.to(tl.int32), axis=0) - 1
         tl.debug_barrier()
-        tl.store(slot_state + slot, tl.where(is_kept, _COMPUTE, _EMPTY), mask=is_current)
-        tl.store(is_filled + slot, tl.zeros_like(filled), mask=is_current)
-        tl.store(is_unproven + slot, tl.zeros_like(filled), mask=is_given_up)
-        tl.store(has_arrived + slot, brings_bytes.to(tl.int8), mask=is_current)
-        tl.store(slot_of + key, tl.zeros_like(key) - 1, mask=is_given_up)
-        tl.store(slot_key + slot, tl.zeros_like(key) - 1, mask=is_given_up)
+        tl.store(tables.slot_state + slot, tl.where(is_kept, _COMPUTE, _EMPTY), mask=is_current)
+        tl.store(tables.is_filled + slot, tl.zeros_like(filled), mask=is_current)
+        tl.store(tables.is_unproven + slot, tl.zeros_like(filled), mask=is_given_up)
+        tl.store(tables.has_arrived + slot, brings_bytes.to(tl.int8), mask=is_current)
+        tl.store(tables.slot_of + key, tl.zeros_like(key) - 1, mask=is_given_up)
+        tl.store(tables.slot_key + slot, tl.zeros_like(key) - 1, mask=is_given_up)
         if IS_STAGED:
-            tl.store(landed_slot + place, slot.to(tl.int32), mask=is_packed)
-            tl.store(landed_tag + place, tag, mask=is_packed)
-            tl.store(landed_buffer + place, buffer.to(tl.int32), mask=is_packed)
-            tl.store(landed_count, num_packed + tl.sum(is_packed.to(tl.int32), axis=0))
-        column = counters + (key // NUM_EXPERTS) * _COUNTERS
+            tl.store(landed.slot + place, slot.to(tl.int32), mask=is_packed)
+            tl.store(landed.tag + place, tag, mask=is_packed)
+            tl.store(landed.buffer + place, buffer.to(tl.int32), mask=is_packed)
+            tl.store(landed.number, num_packed + tl.sum(is_packed.to(tl.int32), axis=0))
+        column = tables.counters + (key // NUM_EXPERTS) * _COUNTERS
         one = tl.full(key.shape, 1, tl.int64)
         tl.atomic_add(column + _LOADS, one, mask=brings_bytes)
         tl.atomic_add(column + _BYTES, one * record_bytes, mask=brings_bytes)
         tl.atomic_add(column + _WASTED, one, mask=is_wasted)
         tl.atomic_add(column + _DROPPED, one, mask=is_current & (status != _ARRIVED))
-        tl.store(num_landed, tail)
+        tl.store(tables.num_landed, tail)
         if tl.max((is_new & (is_known == 0)).to(tl.int32), axis=0) > 0:
             store_release(error_address, _BAD_LANDING_ERROR)
     return num_new

@@ -43,20 +43,7 @@ def create_prefetch(
         raise ValueError(f"keys must be contiguous int32, not {keys.dtype}")
     _create_kernel[(1,)](
         keys,
-        tables.slot_of,
-        tables.slot_key,
-        tables.slot_state,
-        tables.slot_tag,
-        tables.slot_last,
-        tables.is_pinned,
-        tables.is_unproven,
-        tables.pools,
-        tables.score,
-        tables.next_tag,
-        tables.position,
-        tables.num_emitted,
-        tables.num_landed,
-        tables.counters,
+        tables.for_kernels,
         region.tasks_address,
         region.address(Word.TASK_TAIL),
         layer,
@@ -74,20 +61,7 @@ def create_prefetch(
 @triton.jit(do_not_specialize=["tasks_address", "task_tail_address", "layer"])  # type: ignore[untyped-decorator]
 def _create_kernel(  # type: ignore[no-untyped-def]
     keys,
-    slot_of,
-    slot_key,
-    slot_state,
-    slot_tag,
-    slot_last,
-    is_pinned,
-    is_unproven,
-    pools,
-    score,
-    next_tag,
-    position,
-    num_emitted,
-    num_landed,
-    counters,
+    tables,
     tasks_address,
     task_tail_address,
     layer,
@@ -101,27 +75,27 @@ def _create_kernel(  # type: ignore[no-untyped-def]
 ):
     slots = tl.arange(0, SLOT_BLOCK)
     is_slot = slots < NUM_SLOTS
-    now = tl.load(position)
-    tag = tl.load(next_tag)
-    first = tl.load(num_emitted)
+    now = tl.load(tables.position)
+    tag = tl.load(tables.next_tag)
+    first = tl.load(tables.num_emitted)
     emitted = first
-    room_end = tl.load(num_landed) + RING
-    key_in = tl.load(slot_key + slots, mask=is_slot, other=-1)
-    state = tl.load(slot_state + slots, mask=is_slot, other=_FETCH)
-    last = tl.load(slot_last + slots, mask=is_slot, other=0)
-    pinned = tl.load(is_pinned + slots, mask=is_slot, other=1)
-    unproven = tl.load(is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
+    room_end = tl.load(tables.num_landed) + RING
+    key_in = tl.load(tables.slot_key + slots, mask=is_slot, other=-1)
+    state = tl.load(tables.slot_state + slots, mask=is_slot, other=_FETCH)
+    last = tl.load(tables.slot_last + slots, mask=is_slot, other=0)
+    pinned = tl.load(tables.is_pinned + slots, mask=is_slot, other=1)
+    unproven = tl.load(tables.is_unproven + slots, mask=is_slot, other=0).to(tl.int32)
     is_evictable = is_slot & (state == _USED) & (pinned == 0) & (last != now)
-    rank = tl.load(score + key_in, mask=is_evictable, other=float("inf"))
+    rank = tl.load(tables.score + key_in, mask=is_evictable, other=float("inf"))
     i = 0
     while i < NUM_KEYS:
         tl.debug_barrier()  # slot_of as the last turn left it
         key = tl.load(keys + i)
-        held = tl.load(slot_of + key, mask=key >= 0, other=0)
+        held = tl.load(tables.slot_of + key, mask=key >= 0, other=0)
         i += 1
         if (held < 0) & (emitted < room_end):
             key_layer = key // NUM_EXPERTS
-            pool = pools + 2 * key_layer
+            pool = tables.pools + 2 * key_layer
             chosen = first_free(slots, state, rank, pool, SLOT_BLOCK)
             if (chosen >= 0) & (num_free(slots, state, pinned, pool) > KEPT_BACK):
                 is_chosen = slots == chosen
@@ -132,18 +106,17 @@ def _create_kernel(  # type: ignore[no-untyped-def]
                 key_in = tl.where(is_chosen, key, key_in)
                 deadline = now + 1 + (key_layer - layer + NUM_LAYERS - 1) % NUM_LAYERS
                 write_task(
-                    key, chosen, tag, deadline, evicted, is_wasted, slot_of, slot_tag, is_unproven,
-                    counters + key_layer * _COUNTERS,
+                    key, chosen, tag, deadline, evicted, is_wasted, key_layer, tables,
                     tasks_address + (emitted % RING) * (_ENTRY * 8),
                 )  # fmt: skip
                 tag += 1
                 emitted += 1
     tl.debug_barrier()
     if emitted > first:
-        tl.store(slot_key + slots, key_in, mask=is_slot)
-        tl.store(slot_state + slots, state, mask=is_slot)
-        tl.store(next_tag, tag)
-        tl.store(num_emitted, emitted)
+        tl.store(tables.slot_key + slots, key_in, mask=is_slot)
+        tl.store(tables.slot_state + slots, state, mask=is_slot)
+        tl.store(tables.next_tag, tag)
+        tl.store(tables.num_emitted, emitted)
         store_release(task_tail_address, emitted)
 
 
@@ -168,20 +141,21 @@ def num_free(slots, state, pinned, pool):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def write_task(  # type: ignore[no-untyped-def]
-    key, slot, tag, deadline, evicted, is_wasted, slot_of, slot_tag, is_unproven, column, entry_address
+    key, slot, tag, deadline, evicted, is_wasted, key_layer, tables, entry_address
 ):
-    """`slot` is `key`'s under `tag` from now on: say so to tables, ring and the counters of its layer.
+    """`slot` is `key`'s, of `key_layer`, under `tag` from now on: say so to tables, counters and ring.
 
     `evicted`: the expert that leaves, -1 for none; `is_wasted`: 1 if it was prefetched for nothing.
     """
+    column = tables.counters + key_layer * _COUNTERS
     if evicted >= 0:
-        tl.store(slot_of + evicted, -1)
+        tl.store(tables.slot_of + evicted, -1)
         tl.atomic_add(column + _EVICTIONS, 1)
         tl.atomic_add(column + _WASTED, is_wasted)
     tl.atomic_add(column + _PREFETCHES, 1)
-    tl.store(slot_of + key, slot)
-    tl.store(slot_tag + slot, tag)
-    tl.store(is_unproven + slot, 1)
+    tl.store(tables.slot_of + key, slot)
+    tl.store(tables.slot_tag + slot, tag)
+    tl.store(tables.is_unproven + slot, 1)
     entry = entry_address.to(tl.pointer_type(tl.int64))
     tl.store(entry, key.to(tl.int64))
     tl.store(entry + 1, slot.to(tl.int64))

@@ -12,6 +12,7 @@ captured graph stays valid over any number of hand-overs.
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,37 @@ MOST_LOOKS = 1000
 COUNTERS = tuple(field.name for field in fields(CacheStats))
 NUM_COUNTERS = 16
 """Columns of `counters`: COUNTERS, then padding to a power of two."""
+
+
+class SlotTables(NamedTuple):
+    """Tables of a DeviceTables, which says what they are, as one argument of a kernel."""
+
+    slot_of: torch.Tensor
+    slot_key: torch.Tensor
+    slot_state: torch.Tensor
+    slot_tag: torch.Tensor
+    slot_last: torch.Tensor
+    is_pinned: torch.Tensor
+    is_filled: torch.Tensor
+    is_unproven: torch.Tensor
+    has_arrived: torch.Tensor
+    pools: torch.Tensor
+    score: torch.Tensor
+    clock: torch.Tensor
+    next_tag: torch.Tensor
+    position: torch.Tensor
+    num_emitted: torch.Tensor
+    num_landed: torch.Tensor
+    counters: torch.Tensor
+
+
+class LandedTables(NamedTuple):
+    """Landings whose bytes wait in staging buffers, likewise."""
+
+    slot: torch.Tensor
+    tag: torch.Tensor
+    buffer: torch.Tensor
+    number: torch.Tensor
 
 
 class DeviceTables:
@@ -59,6 +91,16 @@ class DeviceTables:
         self._region: ControlRegion | None = None
         self._allocate_slots()
         self._allocate_outputs()
+
+    @property
+    def for_kernels(self) -> SlotTables:
+        """All that kernels share, at addresses that never change."""
+        return SlotTables(*(getattr(self, name) for name in SlotTables._fields))
+
+    @property
+    def landed_for_kernels(self) -> LandedTables:
+        """Likewise, once a region is attached."""
+        return LandedTables(self.landed_slot, self.landed_tag, self.landed_buffer, self.landed_count)
 
     def _allocate_slots(self) -> None:
         by_expert, by_slot = (self.num_layers, self.num_experts), (self.num_slots,)
