@@ -12,12 +12,14 @@ class Architecture(NamedTuple):
     """How one `architectures` entry of config.json is run.
 
     `model_class`: the class to build, of `module`. `is_text_part`: the checkpoint has more (a vision tower),
-    only its language model is used. `has_images`: images are accepted.
+    only its language model is used. `has_images`: images are accepted. `is_steerable`: in every layer its
+    router takes one top-k of its scores, so that it can be told what to choose (`router_choice`).
     """
 
     model_class: str
     is_text_part: bool = False
     has_images: bool = False
+    is_steerable: bool = True
     module: str = "transformers"
 
     def load_class(self) -> Any:
@@ -28,7 +30,6 @@ class Architecture(NamedTuple):
 _TEXT_MODELS = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
-    "DeepseekV4ForCausalLM",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "MiniMaxM2ForCausalLM",
@@ -42,6 +43,8 @@ _TEXT_MODELS = (
 
 COVERED: dict[str, Architecture] = {
     **{name: Architecture(name) for name in _TEXT_MODELS},
+    # some of its routers look at token ids
+    "DeepseekV4ForCausalLM": Architecture("DeepseekV4ForCausalLM", is_steerable=False),
     "DeepseekVLV2ForCausalLM": Architecture(
         "DeepseekVL2ForConditionalGeneration",
         has_images=True,

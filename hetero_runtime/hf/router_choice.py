@@ -22,25 +22,6 @@ from torch.overrides import TorchFunctionMode
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.router_hooks import RoutedLayer, routed_layers, router_top_k
 
-STEERABLE = frozenset(
-    {
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "DeepseekVL2ForConditionalGeneration",
-        "Glm4MoeForCausalLM",
-        "GptOssForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "MixtralForCausalLM",
-        "OlmoeForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM",
-    }
-)
-"""Model classes whose routers choose by such a top-k, in every layer."""
-
 _SOFTMAX = frozenset({functional.softmax, torch.softmax, torch.Tensor.softmax})
 _TOP_K = frozenset({torch.topk, torch.Tensor.topk})
 

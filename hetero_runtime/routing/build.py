@@ -12,7 +12,6 @@ from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.config.routing import READS
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.hf.architectures import Architecture
-from hetero_runtime.hf.router_choice import STEERABLE
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_runtime.routing.routing import Routing
 from hetero_scheduler.routing import Shape, make_routing_policy
@@ -42,7 +41,7 @@ def make_routing(config: ResolvedConfig, model: Any, architecture: Architecture)
 
 def steerable_shape(config: ResolvedConfig, model: Any, architecture: Architecture) -> Shape:
     """Sizes of the model's routing. Raises ConfigError where its routers cannot be told what to choose."""
-    if architecture.model_class not in STEERABLE:
+    if not architecture.is_steerable:
         raise ConfigError(
             f"routing.policy: {config.routing.policy} does not cover {architecture.model_class}, some of "
             "whose routers choose by other means than their scores; write routing.policy: exact"
