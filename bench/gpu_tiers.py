@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.disk import direct_read_gb_s, drop_from_page_cache, filesystem_of
+from bench.disk import best_read_gb_s, filesystem_of
 from bench.gpu_tier_rows import (
     DEVICE_SHARE,
     HOST_SHARES,
@@ -100,8 +100,7 @@ def speaking_model(folder: Path, factor: int) -> Packed:
 
 def _packed(model: Path, routing: Path | None, note: str) -> Packed:
     file = pack_beside(model)
-    drop_from_page_cache([file])
-    rate = direct_read_gb_s([file], threads=NUM_READERS, most_bytes=DISK_BYTES)
+    rate = best_read_gb_s(file, threads=NUM_READERS, most_bytes=DISK_BYTES)
     print(
         f"{file.name}: {file.stat().st_size / 1e9:.2f} GB on {filesystem_of(file)}, {rate:.2f} GB/s",
         flush=True,

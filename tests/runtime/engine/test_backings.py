@@ -150,6 +150,17 @@ def test_the_start_reads_the_experts_used_and_nothing_else(packed: Packed) -> No
         assert engine.stats().disk.reads <= NUM_ROUTED  # what is here is not read again
 
 
+def test_serving_writes_nothing_and_locks_nothing(packed: Packed) -> None:
+    with load(packed(MODEL), "direct") as engine:
+        say(engine)
+        before = psutil.Process().io_counters().write_bytes
+        for prompt in range(3):
+            say(engine, prompt)
+        assert psutil.Process().io_counters().write_bytes == before, "an SSD wears out by writes"
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        assert re.search(r"^VmLck:\s+0 kB$", status, re.MULTILINE), "no memory is locked"
+
+
 # ---- disks that fail
 
 
