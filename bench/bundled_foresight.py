@@ -17,6 +17,7 @@ import numpy as np
 
 from bench.bundled_decode import PROMPTS
 from bench.harness import RESULTS, ResultFile, Row
+from bench.simulated_twin import simulated_hits
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
@@ -24,7 +25,7 @@ from hetero_runtime.hf.routing_record import record_routing
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
-from hetero_scheduler.simulator import Scenario, simulate
+from hetero_scheduler.simulator import Scenario
 from hetero_scheduler.trace import Trace
 
 DEVICE = "cpu"
@@ -81,7 +82,7 @@ def measure(residency: float, num_tokens: int) -> tuple[Served, Served]:
 
 
 def engine_minus_simulator(served: Served, residency: float, num_tokens: int) -> float:
-    """Points between two hit rates of one long answer: the engine's, and the simulator's on its routing."""
+    """Points between the two hit rates of one long answer: see `bench.simulated_twin`."""
     before = served.engine.stats().decode.cache
     with record_routing(served.parts.model) as record:
         answer(served, PROMPTS[0], ROUNDS, 4 * num_tokens)
@@ -94,10 +95,10 @@ def engine_minus_simulator(served: Served, residency: float, num_tokens: int) ->
         np.zeros(steps, dtype=np.int32),
         np.array([0, steps], dtype=np.int64),
     )
-    prompt = steps - 4 * num_tokens + 1
-    scenario = Scenario(eviction="belady", predictor="mamba2", residency=residency, uncounted=prompt / steps)
+    scenario = Scenario(eviction="belady", predictor="mamba2", residency=residency)
     predictor = Mamba2Predictor(read_predictor(served.parts.config.prediction.path).models)
-    return 100 * abs(counted.hit_rate - simulate(trace, scenario, predictor=predictor).hit_rate)
+    simulated = simulated_hits(trace, scenario, num_counted=4 * num_tokens - 1, predictor=predictor)
+    return 100 * abs(counted.hit_rate - simulated)
 
 
 def rows_of(name: str, residency: float, num_tokens: int) -> list[Row]:

@@ -29,6 +29,7 @@ from bench.routing import Experts, RecordedRouting
 from bench.routing_replay import Replay
 from hetero_runtime import graph
 from hetero_runtime.assembly import Parts, assemble
+from hetero_runtime.config import Config
 from hetero_runtime.engine import Engine
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.graph import capture_step
@@ -152,7 +153,8 @@ def measure_loaded(plan: Plan, case: Case, loaded: Loaded) -> Measured:
     """Measure an engine that is ready for `case`, and close it."""
     with loaded.engine as engine:
         engine.generate(make_prompt(SHORT_PROMPT), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        decodes = tuple(_decode(engine, plan.tokens) for _ in range(plan.runs))
+        prompt = make_prompt(SHORT_PROMPT)
+        decodes = tuple(decode(engine, prompt, plan.tokens)[0] for _ in range(plan.runs))
         ttfts = {length: _first_tokens_ms(engine, length, plan.runs) for length in plan.prompts}
         engine.check()
     return Measured(
@@ -196,15 +198,9 @@ def opened(
 ) -> Loaded:
     """An engine for `case`. `words`: what its configuration says besides. `replay`: puts a recording into the
     model; a captured step is captured once more, with that inside. `store`: as for `assemble`."""
-    overrides = {
-        "device": plan.device,
-        "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
-        "execution": {"mode": case.mode, "max_rows": 1, "max_length": plan.max_length},
-        **words,
-    }
     began = time.perf_counter()
     with _captures_timed() as captures:
-        planned = plan_for(config_from(plan.checkpoint, overrides))
+        planned = plan_for(config_of(plan, case, words))
         parts = assemble(planned.config, store=store)
     load_s = time.perf_counter() - began
     if case.mode == "graph" and not captures:
@@ -214,6 +210,17 @@ def opened(
         capture_anew(parts)
     start_s = sum(captures) if captures else None
     return Loaded(Engine(parts), parts.slabs.num_slabs, load_s, start_s, parts.slabs.record_bytes, parts)
+
+
+def config_of(plan: Plan, case: Case, words: Mapping[str, Any]) -> Config:
+    """What `opened` loads an engine by."""
+    overrides = {
+        "device": plan.device,
+        "memory": {"pinned_prefix": "all"} if case.residency == 1 else {"residency": case.residency},
+        "execution": {"mode": case.mode, "max_rows": 1, "max_length": plan.max_length},
+        **words,
+    }
+    return config_from(plan.checkpoint, overrides)
 
 
 def capture_anew(parts: Parts) -> None:
@@ -250,18 +257,20 @@ def _first_tokens_ms(engine: Engine, num_tokens: int, runs: int) -> tuple[float,
     return tuple(1e3 * seconds for seconds in passes[1:])
 
 
-def _decode(engine: Engine, num_tokens: int) -> Decode:
+def decode(engine: Engine, prompt: Sequence[int], num_tokens: int) -> tuple[Decode, tuple[int, ...]]:
+    """`num_tokens` steps behind `prompt`, and what was said: one token more."""
     before = engine.stats().decode
-    completion = engine.generate(make_prompt(SHORT_PROMPT), max_tokens=num_tokens + 1, ignore_eos=True)
+    completion = engine.generate(list(prompt), max_tokens=num_tokens + 1, ignore_eos=True)
     after = engine.stats().decode
     cache, passes = after.cache - before.cache, after.passes - before.passes
     assert passes >= num_tokens, f"{passes} decode passes for {num_tokens} tokens"  # some may run ahead
-    return Decode(
+    decoded = Decode(
         tok_s=completion.timings.tok_s,
         hit_rate=cache.hit_rate,
         bytes_token=cache.bytes_moved / passes,
         stall_share=(after.stall_s - before.stall_s) / (after.seconds - before.seconds),
     )
+    return decoded, completion.token_ids
 
 
 def make_prompt(num_tokens: int) -> list[int]:

@@ -64,9 +64,12 @@ def measure_case(prepared: Prepared, case: Case, trace: Path | None) -> list[Row
     return rows_of(case, step, note=note, plain_us=1e6 / plain.timings.tok_s)
 
 
-def profile_steps(engine: Engine, num_steps: int) -> tuple[list[Work], int]:
-    """What the device did in about `num_steps` decode steps, and in how many exactly."""
-    row = engine.open(make_prompt(SHORT_PROMPT), max_tokens=1 + num_steps, ignore_eos=True)
+def profile_steps(
+    engine: Engine, num_steps: int, prompt: Sequence[int] | None = None
+) -> tuple[list[Work], int]:
+    """What the device did in about `num_steps` decode steps behind `prompt`, and in how many exactly."""
+    ids = make_prompt(SHORT_PROMPT) if prompt is None else list(prompt)
+    row = engine.open(ids, max_tokens=1 + num_steps, ignore_eos=True)
     deltas = row.deltas()
     next(deltas)  # the prompt
     _synchronize()

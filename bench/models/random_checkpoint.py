@@ -6,6 +6,9 @@ benches replay recorded routing). One shard a layer, one tensor an expert and pr
     pool   32 MiB of normal numbers for each standard deviation, made once
     tensor a window of its pool that begins anywhere: no two hold the same numbers in the same place
 
+Where engines share one bank of experts, these need not be written: `random_bank.py` makes the same ones in
+memory, and the files have holes in their place.
+
 `python -m bench.models.random_checkpoint FOLDER --layers 16`
 """
 
@@ -16,11 +19,12 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,37 +34,49 @@ from bench.models.random_geometry import ITEMSIZE, RandomGeometry, Spec
 POOL_ELEMENTS = 16 << 20
 WRITERS = 8
 INDEX = "model.safetensors.index.json"
+LEFT_OUT = "routed_experts_left_out"
+"""The key of config.json that says so."""
 SPECIAL_TOKENS = ("<|pad|>", "<|begin|>", "<|end|>")
 
 
-def write_checkpoint(folder: Path, geometry: RandomGeometry) -> int:
+def write_checkpoint(folder: Path, geometry: RandomGeometry, *, has_experts: bool = True) -> int:
     """Write config, tokenizer and weights, flushed to the disk; the index comes last, as the mark of a whole
-    checkpoint. Returns the bytes of all tensors. The same geometry gives the same bytes."""
+    checkpoint. Returns the bytes of the tensors that are written. The same geometry gives the same bytes.
+
+    `has_experts`: whether routed experts are written; otherwise config.json says that they are not.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)
-    _write_json(folder / "config.json", geometry.config())
+    _write_json(folder / "config.json", _config(geometry, has_experts=has_experts))
     _write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
     _write_tokenizer(folder, geometry.vocab_size)
     shards = _shards(geometry)
     for std in {spec.std for specs in shards.values() for spec in specs}:
         _pool(std)  # before the writers share it
     with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda name: _write_shard(folder / name, shards[name]), shards))
+        written = pool.map(
+            lambda name: _write_shard(folder / name, shards[name], has_experts=has_experts), shards
+        )
+        num_bytes = sum(written)
     weight_map = {spec.name: name for name, specs in shards.items() for spec in specs}
-    num_bytes = sum(spec.num_bytes for specs in shards.values() for spec in specs)
-    _write_json(folder / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
+    total_size = sum(spec.num_bytes for specs in shards.values() for spec in specs)
+    _write_json(folder / INDEX, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
     return num_bytes
 
 
-def ensure_checkpoint(folder: Path, geometry: RandomGeometry) -> Path:
-    """`folder`, written now unless a whole checkpoint of this geometry is there already."""
-    config = folder / "config.json"
-    if (folder / INDEX).is_file() and json.loads(config.read_text(encoding="utf-8")) == geometry.config():
+def ensure_checkpoint(folder: Path, geometry: RandomGeometry, *, has_experts: bool = True) -> Path:
+    """`folder`, written now unless such a checkpoint is there already, with or without experts."""
+    config, expected = folder / "config.json", _config(geometry, has_experts=has_experts)
+    if (folder / INDEX).is_file() and json.loads(config.read_text(encoding="utf-8")) == expected:
         return folder
     began = time.perf_counter()
-    num_bytes = write_checkpoint(folder, geometry)
+    num_bytes = write_checkpoint(folder, geometry, has_experts=has_experts)
     print(f"wrote {num_bytes / 1e9:.1f} GB to {folder} in {time.perf_counter() - began:.0f} s", flush=True)
     return folder
+
+
+def _config(geometry: RandomGeometry, *, has_experts: bool) -> dict[str, Any]:
+    return geometry.config() | ({} if has_experts else {LEFT_OUT: True})
 
 
 def _shards(geometry: RandomGeometry) -> dict[str, list[Spec]]:
@@ -68,7 +84,8 @@ def _shards(geometry: RandomGeometry) -> dict[str, list[Spec]]:
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": specs for i, specs in enumerate(groups)}
 
 
-def _write_shard(path: Path, specs: list[Spec]) -> None:
+def _write_shard(path: Path, specs: list[Spec], *, has_experts: bool) -> int:
+    """Returns the bytes of the tensors that were written; what is left out is a hole in the file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in specs:
@@ -77,22 +94,28 @@ def _write_shard(path: Path, specs: list[Spec]) -> None:
         offset += spec.num_bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    num_bytes = 0
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for spec in specs:
-            _write_numbers(file, spec)
+            if spec.is_routed_expert and not has_experts:
+                file.seek(spec.num_bytes, os.SEEK_CUR)
+                continue
+            num_bytes += sum(file.write(window) for window in numbers_of(spec))
+        file.truncate(8 + len(text) + offset)
         file.flush()
         os.fsync(file.fileno())
+    return num_bytes
 
 
-def _write_numbers(file: IO[bytes], spec: Spec) -> None:
-    """Write the bytes of one tensor: windows of its pool until it is full."""
+def numbers_of(spec: Spec) -> Iterator[memoryview]:
+    """The bytes of one tensor: windows of its pool until it is full."""
     pool, left = _pool(spec.std), spec.num_bytes
     draw = random.Random(spec.name)
     while left:
         num_bytes = min(left, len(pool) // 2)
         begin = ITEMSIZE * draw.randrange((len(pool) - num_bytes) // ITEMSIZE + 1)
-        file.write(pool[begin : begin + num_bytes])
+        yield pool[begin : begin + num_bytes]
         left -= num_bytes
 
 

@@ -30,6 +30,11 @@ class Spec(NamedTuple):
     def num_bytes(self) -> int:
         return math.prod(self.shape) * ITEMSIZE
 
+    @property
+    def is_routed_expert(self) -> bool:
+        """Whether it belongs to one of the experts that routers choose from."""
+        return ".experts." in self.name
+
 
 @dataclass(frozen=True)
 class RandomGeometry:

@@ -5,13 +5,16 @@ those, and a policy that changes what is chosen has to hear logits. Here these a
 from there as they always do.
 
     order in a pass, where a policy looks ahead:   1 early, 0 │ 2 early, 1 │ 3 early, 2 │ ... │ last
+    where forecasts are made anew a layer ahead:   0, 1 early │ 1, 2 early │ 2, 3 early │ ... │ last
     otherwise:                                     0 │ 1 │ 2 │ ... │ last
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from bench.routing_replay import RecordedChoice
 from hetero_gpu.router import route
+from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_scheduler.trace import Trace
 
@@ -30,8 +34,8 @@ LOUD = 1e4
 class Recital:
     """Says one token of `trace` after another to the routers of a model with `num_layers` MoE layers.
 
-    `asks_early`: whether each router but the first is also asked one layer early, as by a policy that looks
-    ahead; then the trace must hold that. Raises ValueError where it does not.
+    `asks_early`: whether each router but the first is also asked one layer early, by a policy that looks
+    ahead or a forecast; then the trace must hold that. Raises ValueError where it does not.
     """
 
     def __init__(self, trace: Trace, *, num_layers: int, device: torch.device, asks_early: bool) -> None:
@@ -62,6 +66,12 @@ class Recital:
         self._is_under_way = self._layer != 0
         return said[:, 0]
 
+    def say_early(self, layer: int) -> torch.Tensor:
+        """What the router of `layer`, which has not run yet, says of the pass's tokens to the input of the
+        layer before it, whose router has spoken: `[num_tokens, E]` float16."""
+        assert self._is_under_way and layer == self._layer, f"{layer} is asked early, {self._layer} is next"
+        return self._said.of(layer)[:, 1]
+
     def next_token(self) -> torch.Tensor:
         """The token that follows those of the last pass, `[1]` int64."""
         return self._tokens[self._said.upcoming()]
@@ -85,6 +95,22 @@ def recite(model: Any, recital: Recital) -> None:
 def say_tokens(model: Any, recital: Recital) -> None:
     """From now on the most likely next token of `model` is the trace's, so that greedy text is its text."""
     model.lm_head.forward = _Loud(model.lm_head.forward, recital)
+
+
+@contextmanager
+def early_routers_recite(recital: Recital) -> Iterator[None]:
+    """Inside, whoever asks routers a layer early, behind the router of the layer before, hears `recital`.
+
+    Their product is computed and given up: a step costs what it costs. What is captured inside stays so.
+    """
+    ask = EarlyRouters.__call__
+
+    def reciting(routers: EarlyRouters, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        logits = ask(routers, layer, hidden)
+        return None if logits is None else recital.say_early(layer + 1).to(logits.dtype)
+
+    with patch.object(EarlyRouters, "__call__", reciting):
+        yield
 
 
 class _Reciting:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.models.random_bank import random_store
 from bench.models.random_checkpoint import (
     INDEX,
     add_geometry,
@@ -18,7 +19,11 @@ from bench.models.random_checkpoint import (
     write_checkpoint,
 )
 from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry, RandomGeometry
+from hetero_runtime.assembly import assemble
 from hetero_runtime.engine import Engine
+from hetero_runtime.experts.store import BankStore
+from hetero_runtime.planned import plan_for
+from hetero_runtime.source import config_from
 from tests.bench.toy_geometry import TINY
 
 SIZES = asdict(TINY)
@@ -113,3 +118,42 @@ def test_command_line_names_every_size() -> None:
     geometry = geometry_of(parser.parse_args(["--layers", "3", "--kv-heads", "2"]))
     assert geometry == RandomGeometry(layers=3, kv_heads=2)
     assert RandomGeometry().expert_bytes == 9_437_184
+
+
+# ---- experts that are made in memory
+
+
+@pytest.mark.parametrize("geometry", [TINY, *OTHERS], ids=["qwen3", "olmoe", "moonlight"])
+@pytest.mark.parametrize("experts", ["checkpoint", "int8"])
+def test_a_bank_that_was_never_written_has_the_bytes_of_the_files(
+    geometry: RandomGeometry, experts: str, tmp_path: Path
+) -> None:
+    whole, holes = tmp_path / "whole", tmp_path / "holes"
+    num_bytes = write_checkpoint(whole, geometry)
+    num_experts_bytes = geometry.layers * geometry.experts * geometry.expert_bytes
+    assert write_checkpoint(holes, geometry, has_experts=False) == num_bytes - num_experts_bytes
+    for shard in whole.glob("*.safetensors"):
+        assert (holes / shard.name).stat().st_size == shard.stat().st_size
+    words = {"device": "cpu", "model": {"experts": experts}}
+    with Engine.load(whole, **words) as engine:
+        read = engine.release()
+    assert isinstance(read, BankStore)
+    made = random_store(plan_for(config_from(holes, words)).config)
+    assert torch.equal(made.records, read.records)
+    assert made.errors == read.errors
+    read.close()
+    parts = assemble(plan_for(config_from(holes, words)).config, store=made)
+    with Engine(parts) as ours, Engine.load(whole, **words) as theirs:
+        prompt = [5, 6, 7, 8]
+        said = [each.generate(prompt, max_tokens=6, ignore_eos=True).token_ids for each in (ours, theirs)]
+    assert said[0] == said[1]
+
+
+def test_a_checkpoint_without_experts_is_not_taken_for_one_with_them(tmp_path: Path) -> None:
+    ensure_checkpoint(tmp_path, TINY, has_experts=False)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    ensure_checkpoint(tmp_path, TINY, has_experts=False)
+    assert written == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    ensure_checkpoint(tmp_path, TINY)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.model.layers[0].mlp.experts.down_proj.abs().sum() > 0
