@@ -88,6 +88,14 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         "avx512_vnni", "x86_64", ("avx512_vnni",), _zmm("vpdpbusd %zmm0, %zmm0, %zmm1"), _FOUR_BYTE_ONES, 4
     ),
     Instruction(
+        "avx512_vbmi",
+        "x86_64",
+        ("avx512vbmi",),
+        _zmm("vpermb %zmm0, %zmm0, %zmm1"),
+        _FOUR_BYTE_ONES,
+        _FOUR_BYTE_ONES,
+    ),
+    Instruction(
         "avx512_bf16",
         "x86_64",
         ("avx512_bf16",),

@@ -3,6 +3,7 @@
     float32   [tokens, padded]              blocks in the order of `encodings`
     pairs     [tokens, padded] bfloat16     word l of a block: what lane l of its two vectors holds
     tiles     [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is one pair of columns
+    split     [tokens, padded / 32, 2, 32] bfloat16: of 32 columns the nearest ones, then what these lack
     digits    [tokens] rows of float32 in their own order, each with its `digits` behind it
 
 `padded` columns are whole blocks; those behind the end are zero.
@@ -45,7 +46,7 @@ class Layout:
     def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
         """For products with `rows`, or with what `panel` makes of them."""
         order = rows.order(lanes)  # [vectors, lanes]
-        if unit != "float32" and not rows.is_paired:
+        if unit != "float32" and not rows.terms:
             order = order.reshape(-1, 2, lanes).swapaxes(1, 2)
         return cls(unit, rows.matrix.cols, np.ascontiguousarray(order.reshape(-1)))
 
@@ -70,4 +71,4 @@ class Layout:
         """Bytes of one token."""
         if self.unit == "digits":
             return self.digits_at + self.digit_bytes
-        return self.padded * (4 if self.unit == "float32" else 2)
+        return self.padded * (4 if self.unit in ("float32", "split") else 2)

@@ -173,6 +173,12 @@ class Emitter:
         name = "llvm.x86.avx512.pshuf.b.512" if self.lanes == 16 else "llvm.x86.avx2.pshuf.b"
         return self.build.bitcast(self.call(name, copies, [wide, mask]), self.words)
 
+    def look_up_bytes(self, indices: Any, table: Sequence[int]) -> Any:
+        """For each of 64 bytes that of 128 whose number its lower seven bits are (AVX-512 VBMI)."""
+        kind = indices.type
+        first, second = (ir.Constant(kind, list(half)) for half in (table[:64], table[64:]))
+        return self.call("llvm.x86.avx512.vpermi2var.qi.512", kind, [first, indices, second])
+
     def permute(self, table: Any, indices: Any) -> Any:
         """Lane `indices[l] % 16` of 16 words of floats or integers, for each lane l (AVX-512)."""
         kind = "sf" if table.type.element == F32 else "si"

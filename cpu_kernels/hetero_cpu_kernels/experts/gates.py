@@ -24,20 +24,27 @@ def apply_gate(plan, values, outputs):
 
     Gates: 0 silu, 1 clamped_silu, 2 gpt_oss.
     """
-    step, offset = (2, 1) if plan.is_interleaved else (1, outputs.size)
+    if plan.is_interleaved:
+        _gate(plan, values[::2], values[1::2], outputs)
+    else:
+        _gate(plan, values[: outputs.size], values[outputs.size :], outputs)
+
+
+@_jit
+def _gate(plan, gates, ups, outputs):
+    """One loop a function: a choice inside would keep the compiler from making vectors."""
+    if plan.gate == 0:
+        for i in range(outputs.size):
+            outputs[i] = gates[i] * _sigmoid(gates[i]) * ups[i]
+        return
     bound, slope = np.float32(plan.limit), np.float32(plan.alpha)
+    slope, added = (slope, np.float32(1.0)) if plan.gate == 2 else (np.float32(1.0), np.float32(0.0))
     for i in range(outputs.size):
-        g, u = values[i * step], values[i * step + offset]
-        if plan.gate == 0:
-            outputs[i] = g * _sigmoid(g) * u
-        else:
-            # Written so that NaN stays NaN.
-            g = bound if g > bound else g
-            u = bound if u > bound else (-bound if u < -bound else u)
-            if plan.gate == 1:
-                outputs[i] = g * _sigmoid(g) * u
-            else:
-                outputs[i] = g * _sigmoid(slope * g) * (u + np.float32(1.0))
+        # Written so that NaN stays NaN.
+        g, u = gates[i], ups[i]
+        g = bound if g > bound else g
+        u = bound if u > bound else (-bound if u < -bound else u)
+        outputs[i] = g * _sigmoid(slope * g) * (u + added)
 
 
 @_jit

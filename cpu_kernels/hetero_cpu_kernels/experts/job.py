@@ -229,8 +229,9 @@ def _add_weighted(plan, task, out):
     results = carray(pointer(task.results_at), (task.num_tokens, task.rows), np.float32)
     for t in range(task.num_tokens):
         pair = task.first_pair + t
+        columns, weight = out[tokens[pair], task.begin : task.begin + task.rows], weights[pair]
         for r in range(task.rows):
-            out[tokens[pair], task.begin + r] += weights[pair] * results[t, r]
+            columns[r] += weight * results[t, r]
 
 
 def _experts_job(plan_at, index, count):

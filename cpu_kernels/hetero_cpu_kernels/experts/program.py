@@ -16,6 +16,7 @@ from hetero_cpu_kernels.experts.integer_rows import IntegerRows, integer_rows_of
 from hetero_cpu_kernels.experts.native import NativeCode
 from hetero_cpu_kernels.experts.panel import write_panel
 from hetero_cpu_kernels.experts.rows import PairRows, PlainRows, Rows, rows_of
+from hetero_cpu_kernels.experts.split_rows import split_rows_of
 from hetero_cpu_kernels.experts.targets import Target
 from hetero_cpu_kernels.experts.tiles import write_tiles
 
@@ -46,6 +47,7 @@ class Program:
     def write(cls, form: ExpertForm, matrix: Matrix, *, target: Target) -> Program:
         """Raises ValueError for a matrix that the kernels cannot read."""
         rows, integer_rows = rows_of(form, matrix), integer_rows_of(matrix, target)
+        few_rows = split_rows_of(matrix, target) or rows
         is_direct = _is_direct(form, matrix, target)
         source: Rows = PairRows(matrix) if is_direct else rows
         program = cls(
@@ -55,7 +57,7 @@ class Program:
             few=(
                 Layout.of_digits(integer_rows, target.lanes)
                 if integer_rows
-                else Layout.of(rows, target.lanes, unit="float32")
+                else Layout.of(few_rows, target.lanes, unit="split" if few_rows.terms else "float32")
             ),
             many=Layout.of(source, target.lanes, unit=target.many),
             is_direct=is_direct,
@@ -63,7 +65,7 @@ class Program:
         if integer_rows:
             program._write_few_integers(integer_rows)
         else:
-            program._write_few(rows)
+            program._write_few(few_rows)
         program._write_many(rows)
         return program
 

@@ -1,18 +1,19 @@
 """The instruction sets that the kernels are compiled for: parameters of one source.
 
-    name          lanes   few tokens   of int8, int4       many tokens
-    avx2            8     float32      float32             float32
-    avx_vnni        8     float32      bytes (vpdpbusd)    float32
-    avx512         16     float32      float32             float32
-    avx512_vnni    16     float32      bytes (vpdpbusd)    float32
-    avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16 pairs (vdpbf16ps)
-    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps)
-    neon            4     float32      float32             float32
+    name          lanes   few tokens   of int8, int4       of fp8      many tokens
+    avx2            8     float32      float32             float32     float32
+    avx_vnni        8     float32      bytes (vpdpbusd)    float32     float32
+    avx512         16     float32      float32             float32     float32
+    avx512_vnni    16     float32      bytes (vpdpbusd)    float32     float32
+    avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16    bfloat16 pairs (vdpbf16ps)
+    amx            16     float32      bytes (vpdpbusd)    bfloat16    bfloat16 tiles (tdpbf16ps)
+    neon            4     float32      float32             float32     float32
 
 A few tokens are bound by memory, which rounding does not make faster: they compute in float32, but for
-weights that are small integers, where an instruction multiplies those. Then activations have two signed bytes
-each, sixteen bits for the largest of a token (`digits`): a sum is off by 1e-4 or so. For many tokens weights
-and activations are rounded to bfloat16 where an instruction multiplies those.
+weights that are cheaper not to widen so far. Then activations keep sixteen bits: of the largest of a token,
+as two signed bytes each (`digits`: a sum is off by 1e-4 or so), or as the sum of two bfloat16 (`split_rows`:
+by 1e-5). For many tokens weights and activations are rounded to bfloat16 where an instruction multiplies
+those.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Literal
 
 from hetero_cpu_kernels.isa import executes
 
-Unit = Literal["float32", "pairs", "tiles", "digits"]
-"""What multiplies: lanes of float32, pairs of bfloat16 in each lane, tiles of such pairs, or four bytes in
-each lane."""
+Unit = Literal["float32", "pairs", "tiles", "digits", "split"]
+"""What multiplies: lanes of float32, pairs of bfloat16 in each lane, tiles of such pairs, four bytes in each
+lane, or pairs where an activation is the sum of two."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,19 @@ class Target:
     """What multiplies when an expert has many tokens."""
     multiplies_bytes: bool = False
     """Whether a few tokens of int8 and int4 experts are multiplied as digits."""
+    splits_fp8: bool = False
+    """Whether a few tokens of fp8 experts are multiplied as pairs of bfloat16, two for each activation."""
 
     @property
     def keeps_float32(self) -> bool:
         """Whether nothing is rounded before it is multiplied."""
-        return self.many == "float32" and not self.multiplies_bytes
+        return self.many == "float32" and not (self.multiplies_bytes or self.splits_fp8)
 
 
 _X86 = "x86_64-unknown-linux-gnu"
 _V4 = ("avx2", "avx512f")
 _VNNI = (*_V4, "avx512_vnni")
+_PAIRS = ("avx512_vbmi", "avx512_bf16")
 
 TARGETS = (
     Target("avx2", "x86_64", ("avx2",), _X86, "x86-64-v3", "", lanes=8, rows=2),
@@ -88,26 +92,28 @@ TARGETS = (
     Target(
         "avx512_bf16",
         "x86_64",
-        (*_VNNI, "avx512_bf16"),
+        (*_VNNI, *_PAIRS),
         _X86,
         "x86-64-v4",
-        "+avx512vnni,+avx512bf16",
+        "+avx512vnni,+avx512vbmi,+avx512bf16",
         lanes=16,
         rows=4,
         many="pairs",
         multiplies_bytes=True,
+        splits_fp8=True,
     ),
     Target(
         "amx",
         "x86_64",
-        (*_VNNI, "amx_bf16"),
+        (*_VNNI, *_PAIRS, "amx_bf16"),
         _X86,
         "x86-64-v4",
-        "+avx512vnni,+amx-tile,+amx-bf16",
+        "+avx512vnni,+avx512vbmi,+avx512bf16,+amx-tile,+amx-bf16",
         lanes=16,
         rows=4,
         many="tiles",
         multiplies_bytes=True,
+        splits_fp8=True,
     ),
     Target("neon", "aarch64", ("neon",), "aarch64-unknown-linux-gnu", "generic", "+neon", lanes=4, rows=4),
 )
