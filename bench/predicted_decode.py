@@ -10,8 +10,9 @@ small kernel or two a layer, to full load as to the others.
 
 Experts are made in host memory once and handed from engine to engine; the checkpoint on the disk has holes
 in their place (`models/random_bank.py`). Supposed for a machine with an H200 and 16 cores, 24 layers, and not
-measured: fp8 20 s for checkpoint and experts, bf16 15; then 10 s an engine, 9 of them, 5 with `--residencies
-0.25 0.45`; 15 s for the simulator. No engine is begun after `--seconds`.
+measured: 20 s until the experts are there, quantised or packed, and kernels are compiled; then 9 s an engine,
+9 of them; 15 s for the simulator: 120 s, and 80 s with `--residencies 0.25 0.45`. Each further `--horizon` is
+an engine more at each residency. No engine is begun after `--seconds`.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from bench.simulated_twin import simulated_hits
 from bench.step_breakdown import profile_steps
 from bench.step_time import StepTime
 from bench.traces.routers import Recital
-from hetero_runtime.config import Config
+from hetero_runtime.config import Config, ResolvedConfig
 from hetero_runtime.config.tree import Horizon
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING
-from hetero_runtime.planned import decide
+from hetero_runtime.planned import decide, plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.prediction.horizons import predictors_of
 from hetero_runtime.simulation import Sweep, run_sweep
@@ -67,9 +67,7 @@ class Bench:
         """As near as its engine looks. Raises what `decide` raises."""
         if contender.horizon is None:
             return None
-        horizon = decide(self._config(contender)).config.prediction.horizon
-        assert horizon != "auto", "a predictor that lies somewhere has its horizon decided"
-        return horizon
+        return _horizon(decide(self._config(contender)).config)
 
     def profiles(self, contender: Contender) -> bool:
         """Whether a few of its steps are broken down by kind of kernel."""
@@ -79,8 +77,9 @@ class Bench:
 
     def measure(self, contender: Contender) -> bool:
         """One engine; its experts go on to the next. Returns that it is done."""
-        horizon = self.horizon(contender)  # what cannot be costs no experts
-        store, self.store = self.store or self._made(contender), None
+        config = plan_for(self._config(contender)).config  # what cannot be costs no experts
+        horizon = None if contender.horizon is None else _horizon(config)
+        store, self.store = self.store or self._made(config), None
         loaded = opened(self.plan, self._case(contender), self._words(contender), store=store)
         self.say(f"{contender}: ready after {loaded.load_s:.1f} s, horizon {horizon}")
         try:
@@ -130,8 +129,8 @@ class Bench:
         works, num_steps = profile_steps(loaded.engine, steps, self.texts.said(0, PROMPT))
         return StepTime.of(works, num_steps=num_steps)
 
-    def _made(self, contender: Contender) -> ExpertStore:
-        store = random_store(decide(self._config(contender)).config)
+    def _made(self, config: ResolvedConfig) -> ExpertStore:
+        store = random_store(config)
         self.record_bytes = store.stored_bytes
         self.say(f"{store.bank_bytes / 1e9:.1f} GB of experts made, {self.record_bytes / 1e6:.2f} MB each")
         return store
@@ -203,6 +202,12 @@ class Bench:
     def say(self, what: str) -> None:
         """To whoever looks on, with the seconds so far."""
         print(f"[{time.perf_counter() - self.began_s:5.1f} s] {what}", flush=True)
+
+
+def _horizon(config: ResolvedConfig) -> Horizon:
+    horizon = config.prediction.horizon
+    assert horizon != "auto", "a predictor that lies somewhere has its horizon decided"
+    return horizon
 
 
 def bound_of(trace: Trace, residency: float, *, record_bytes: int, link_gb_s: float) -> Bound:

@@ -20,6 +20,7 @@ from bench.predicted_rows import FULL, Contender
 from bench.predicted_texts import PROMPT, Texts
 from bench.traces.compact import compress
 from bench.traces.routers import replay_routers
+from hetero_runtime.errors import BudgetError
 from hetero_runtime.foresight.rows import Row as TextRow
 from hetero_runtime.prediction import RouterFingerprint, read_predictor, write_predictor
 from hetero_scheduler.predict import Forecast
@@ -218,6 +219,14 @@ def test_what_fails_leaves_the_rest(
     assert "FAILED: lru at 45 %" in capsys.readouterr().out
     assert predicted_decode.main([*words, "--seconds", "0"]) == 3
     assert "not begun: full load" in capsys.readouterr().out
+
+
+def test_an_engine_that_cannot_be_costs_no_experts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[object]()
+    monkeypatch.setattr(Bench, "_made", lambda *arguments: made.append(arguments))
+    with pytest.raises(BudgetError, match="residency"):
+        bench.measure(Contender(0.001))
+    assert not made
 
 
 class MadeUpProfile:
