@@ -65,7 +65,8 @@ class CpuExperts:
         self._write_constants(self._words.view(PLAN)[0])
         self._words_at = address_of(self._words)
         self._scratch = np.empty(0, dtype=np.uint8)
-        self._scratch_at = 0
+        self._scratch_words = (0, 0, 0, 0)
+        self._scratch_tokens = 0
         self._pairs: Integers = np.arange(64)
         self._busy = threading.Lock()
         self._began_ns = 0
@@ -119,7 +120,7 @@ class CpuExperts:
     def _fill(self, hidden: Floats, bank: Bytes, routing: Routing, out: Floats, extent: Extent) -> None:
         """Write what changes from call to call."""
         records = address_of(bank) + routing.offsets
-        inputs, rows = self._place_inputs(routing, len(hidden))
+        inputs, rows = self._place_inputs(routing, len(hidden), extent.most_tokens)
         self._words[_NUMBER_WORDS] = [
             *(len(hidden), len(records), len(routing.tokens)),
             *(extent.least_tokens <= FEW_TOKENS, extent.most_tokens > FEW_TOKENS),
@@ -129,24 +130,27 @@ class CpuExperts:
         write_addresses(self._words, _ADDRESS_WORDS, hidden, out, records, routing)
         self._held = [hidden, bank, routing, out, records, *rows]
 
-    def _place_inputs(self, routing: Routing, num_tokens: int) -> tuple[list[int], list[Integers]]:
-        """Memory of the four inputs: its address and that of each pair's row in it; and those rows."""
+    def _place_inputs(
+        self, routing: Routing, num_tokens: int, most_tokens: int
+    ) -> tuple[list[int], list[Integers]]:
+        """Memory of the four inputs: its address and that of each pair's row in it; and those rows.
+
+        `most_tokens`: of an expert. Inputs of many tokens have no memory where none has so many.
+        """
         num_pairs = len(routing.tokens)
         pairs = self._first_pairs(num_pairs)
-        if self.target.many == "tiles":
-            tile_rows = _tile_rows(routing.bounds)
-            num_tile_rows = int(tile_rows[-1]) + 1 if num_pairs else 0
-            uses = [(routing.tokens, num_tokens), (tile_rows, num_tile_rows)]
-            uses += [(pairs, num_pairs), (tile_rows, num_tile_rows)]
-        else:
-            uses = [(routing.tokens, num_tokens)] * 2 + [(pairs, num_pairs)] * 2
-        inputs = self._up.few, self._up.many, self._down.few, self._down.many
-        places = [memory.reserve(num_rows) for memory, (_, num_rows) in zip(inputs, uses, strict=True)]
-        rows = [numbers for numbers, _ in uses]
-        at = {id(numbers): address_of(numbers) for numbers in rows}
-        return [
-            word for place, numbers in zip(places, rows, strict=True) for word in (place, at[id(numbers)])
-        ], rows
+        tokens_at, pairs_at = address_of(routing.tokens), address_of(pairs)
+        up = [self._up.few.reserve(num_tokens), tokens_at]
+        down = [self._down.few.reserve(num_pairs), pairs_at]
+        if most_tokens <= FEW_TOKENS:
+            return [*up, 0, 0, *down, 0, 0], [pairs]
+        if self.target.many != "tiles":
+            up += [self._up.many.reserve(num_tokens), tokens_at]
+            return [*up, *down, self._down.many.reserve(num_pairs), pairs_at], [pairs]
+        tile_rows = _tile_rows(routing.bounds)
+        num_rows, rows_at = int(tile_rows[-1]) + 1, address_of(tile_rows)
+        up += [self._up.many.reserve(num_rows), rows_at]
+        return [*up, *down, self._down.many.reserve(num_rows), rows_at], [pairs, tile_rows]
 
     def _first_pairs(self, count: int) -> Integers:
         """0, 1, 2 ... in memory that is kept: at least `count` of them."""
@@ -155,14 +159,14 @@ class CpuExperts:
         return self._pairs
 
     def _place_scratch(self, most_tokens: int) -> tuple[int, int, int, int]:
-        """`scratch_at`, `scratch_bytes`, `results` and `tile_results` of a plan."""
-        programs = self._up.program, self._down.program
-        results, tile_results, size = scratch_parts(most_tokens, programs)
-        needed = size * self._pool.num_workers + ALIGN_BYTES
-        if needed > self._scratch.size:
-            self._scratch = np.empty(needed, dtype=np.uint8)
-            self._scratch_at = aligned(self._scratch)
-        return self._scratch_at, size, results, tile_results
+        """`scratch_at`, `scratch_bytes`, `results` and `tile_results` of a plan; kept until it must grow."""
+        if most_tokens > self._scratch_tokens:
+            programs = self._up.program, self._down.program
+            results, tile_results, size = scratch_parts(most_tokens, programs)
+            self._scratch = np.empty(size * self._pool.num_workers + ALIGN_BYTES, dtype=np.uint8)
+            self._scratch_words = aligned(self._scratch), size, results, tile_results
+            self._scratch_tokens = most_tokens
+        return self._scratch_words
 
 
 def _tile_rows(bounds: Integers) -> Integers:

@@ -48,7 +48,10 @@ class WorkerPool:
         self._spins, self._caller_spins = spins, caller_spins
         self._words = np.zeros(doorbell.CONTROL_BYTES + doorbell.LINE_BYTES, dtype=np.uint8)
         self.control = -(-self._words.ctypes.data // doorbell.LINE_BYTES) * doorbell.LINE_BYTES
+        start = self.control - self._words.ctypes.data
+        self._control_words = self._words[start : start + doorbell.CONTROL_BYTES].view(np.int64)
         self._timeout = np.array([0, _WAIT_NS], dtype=np.int64)
+        self._timeout_at = self._timeout.ctypes.data
         self._busy = threading.Lock()
         self._failures: Mapping[int, str] = {}
         self._finished_ns = 0
@@ -118,7 +121,7 @@ class WorkerPool:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._words_view()[doorbell.STOPPED // 8] = 1
+            self._control_words[doorbell.STOPPED // 8] = 1
             doorbell.ring(self.control, 0, 0)
         for thread in self._threads:
             thread.join()
@@ -133,20 +136,14 @@ class WorkerPool:
 
     def _take_outcome(self) -> tuple[int, Mapping[int, str]]:
         """The finished job's status and what it may mean; the next job may start."""
-        words = self._words_view()
+        words = self._control_words
         outcome = int(words[doorbell.FAILED // 8]), self._failures
         self._finished_ns = int(words[doorbell.FINISHED // 8])
         self._busy.release()
         return outcome
 
-    def _words_view(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        start = self.control - self._words.ctypes.data
-        return self._words[start : start + doorbell.CONTROL_BYTES].view(np.int64)
-
     def _is_done(self) -> bool:
-        return bool(
-            doorbell.await_done(self.control, self.num_workers, self._caller_spins, self._timeout.ctypes.data)
-        )
+        return bool(doorbell.await_done(self.control, self.num_workers, self._caller_spins, self._timeout_at))
 
     def _work(self, index: int, started: threading.Semaphore) -> None:
         try:
