@@ -49,6 +49,12 @@ def executed(request: pytest.FixtureRequest) -> Target:
     return entry
 
 
+def skip_repeated(entry: Target, name: str) -> None:
+    """Skip a format whose code is also another target's."""
+    if entry.name in ("avx_vnni", "avx512_vnni") and name not in ("int8", "int4"):
+        pytest.skip("the code of avx2 and avx512, which are tested")
+
+
 @dataclasses.dataclass
 class Case:
     """Random experts of a form, a routing, and what comes out."""
@@ -94,8 +100,7 @@ def test_all_formats(pools: dict[int, WorkerPool], executed: Target, name: str, 
     hidden, inner, gate, has_bias = SHAPES[shape]
     if name == "packed" and hidden % 64:
         pytest.skip("packed rows are whole blocks of 64 columns: refused, by test_form.py")
-    if executed.name in ("avx_vnni", "avx512_vnni") and name not in ("int8", "int4"):
-        pytest.skip("the code of avx2 and avx512, which are tested")
+    skip_repeated(executed, name)
     form = make_form(name, hidden, inner, gate=gate, has_bias=has_bias)
     experts = CpuExperts(form, pools[2], target=executed)
     check(Case.make(form, COUNTS, TOKENS), experts)
@@ -108,6 +113,7 @@ def test_all_formats(pools: dict[int, WorkerPool], executed: Target, name: str, 
 def test_gates_and_biases_of_bfloat16(
     pools: dict[int, WorkerPool], executed: Target, gate: str, has_bias: bool
 ) -> None:
+    skip_repeated(executed, "bfloat16")
     form = make_form("bfloat16", 96, 48, gate=gate, has_bias=has_bias)
     check(Case.make(form, [3, 17], 20), CpuExperts(form, pools[1], target=executed))
 
@@ -122,6 +128,7 @@ def test_numbers_of_tokens(pools: dict[int, WorkerPool], executed: Target, token
 def test_bits_do_not_depend_on_the_number_of_workers(
     pools: dict[int, WorkerPool], executed: Target, name: str
 ) -> None:
+    skip_repeated(executed, name)
     form = make_form(name, 384, 256, gate="silu")
     case = Case.make(form, [1, 5, 33, 12], 40)
     outs = [case.run(CpuExperts(form, pool, target=executed)) for pool in pools.values()]
