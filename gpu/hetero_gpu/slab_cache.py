@@ -22,7 +22,7 @@ from hetero_gpu.cache_stats import CacheStats
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.transfer import Copier, Fence, Record, Transfer
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup, SlotCounts, SlotMachine, SlotState
-from hetero_scheduler.slots import Scores
+from hetero_scheduler.slots import NO_SLOT, Scores
 
 R = TypeVar("R", bound=Record)
 
@@ -76,12 +76,9 @@ class SlabCache:
         """Whether each expert is resident or on its way. `[num_layers, num_experts]`"""
         return self._machine.present()
 
-    def num_available_after(self, layer: int, executed: Iterable[ExpertKey]) -> int:
+    def num_available_after(self, layer: int, executed: Collection[ExpertKey]) -> int:
         """Slots that a load for `layer` could take once `executed` have been executed."""
-        pool, held = self._machine.pool_range(layer), (SlotState.FETCH, SlotState.COMPUTE)
-        slots = [self._machine.slot(key) for key in executed if self.lookup(key) is not Lookup.MISS]
-        num_held = sum(slot in pool and self._machine.state(slot) in held for slot in slots)
-        return self._machine.num_available(layer) + num_held
+        return self._machine.num_available(layer) + self._machine.num_held(layer, executed)
 
     def transfer(self, key: ExpertKey) -> Transfer:
         """The copy of a prefetch that was submitted just now."""
@@ -168,16 +165,7 @@ class SlabCache:
             self._land_or_drop(key, is_needed=key in needed or key in kept)
             if key in self._fetching and key in needed:
                 self._in_flight[self._machine.slot(key)].hurry()
-        answers = [self._lookup_whole(key) for key in needed]
-        self._stats.required += len(answers)
-        self._stats.hits += answers.count(Lookup.HIT)
-        self._stats.late += answers.count(Lookup.PENDING)
-        self._stats.misses += answers.count(Lookup.MISS)
-        self._stats.stalls += answers.count(Lookup.HIT) < len(answers)
-        for key, answer in zip(needed, answers, strict=True):
-            if key in self._unproven:
-                self._unproven.remove(key)
-                self._stats.hits_prefetched += answer is Lookup.HIT
+        self._count(layer, needed)
         self._machine.release_layer(layer)
 
     def load(
@@ -317,15 +305,29 @@ class SlabCache:
             self._machine.abort(slot, self._machine.tag(slot))
         self._has_left(key)
 
-    def _lookup_whole(self, key: ExpertKey) -> Lookup:
-        """`lookup`, but an expert whose copy failed in a pass that was given up is lost: load it anew."""
-        answer = self.lookup(key)
-        if answer is Lookup.HIT:
-            transfer = self._in_flight.get(self._machine.slot(key))
-            if transfer is not None and transfer.is_over() and not transfer.is_done():
-                self._lose(key)
-                return Lookup.MISS
-        return answer
+    def _count(self, layer: int, needed: Collection[ExpertKey]) -> None:
+        """`layer` asks for `needed`. One whose copy failed in a pass that was given up is lost: a miss."""
+        late = [key for key in needed if key in self._fetching]
+        experts = np.array([key.expert for key in needed], dtype=np.int64)
+        slots = self._machine.slots(layer, experts).tolist()
+        lost = [key for key, slot in zip(needed, slots, strict=True) if self._is_lost(key, slot)]
+        for key in lost:
+            self._lose(key)
+        num_missing = slots.count(NO_SLOT) + len(lost)
+        self._stats.required += len(needed)
+        self._stats.hits += len(needed) - len(late) - num_missing
+        self._stats.late += len(late)
+        self._stats.misses += num_missing
+        self._stats.stalls += bool(late or num_missing)
+        proven = self._unproven.intersection(needed)
+        self._unproven -= proven
+        self._stats.hits_prefetched += len(proven.difference(late))
+
+    def _is_lost(self, key: ExpertKey, slot: int) -> bool:
+        transfer = self._in_flight.get(slot)
+        if transfer is None or key in self._fetching:
+            return False
+        return transfer.is_over() and not transfer.is_done()
 
     def _fence_all(self) -> dict[int, Fence]:
         """By slot: what the compute stream has been given until now."""

@@ -145,19 +145,20 @@ class Foresight(Ahead):
         self._row.hear(layer, logits, hidden)
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
-        if self._row is None or self._layer is None:
+        if self._row is None:
             return
-        began = time.perf_counter()
-        said = self._row.speak(layer)
-        self._stats += PredictionStats(1, time.perf_counter() - began)
-        self._layer = None
-        self._steer(said)
+        if self._layer is not None:
+            began = time.perf_counter()
+            said = self._row.speak(layer)
+            self._stats += PredictionStats(1, time.perf_counter() - began)
+            self._layer = None
+            self._steer(said)
         self.layer_ends(layer, running)
 
-    def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:
+    def expert_ran(self) -> None:
         """A prompt's layer is long: the link asks again and again what comes next."""
-        if self._is_prompt and self.orders_prompts:
-            self.layer_ends(layer, running)
+        if self._row is not None and self._is_prompt and self.orders_prompts:
+            self._prefetcher.refill()
 
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
         """A prompt needs the link for its own layers, unless it is known what they will ask for."""

@@ -26,6 +26,10 @@ class Link(Protocol):
         """Whether one copy may always be under way (SeqMoE Algorithm 1 budgets one at least). False where
         what a layer misses shares the time of copies ahead, so that these have to be worth it."""
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether copies arrive in the order of their submission."""
+
     def copy_s(self, key: ExpertKey) -> float | None:
         """Seconds that the copy of `key` takes from where it lies now; None while that is not known."""
 
@@ -37,6 +41,7 @@ class SteadyLink:
     overlaps: bool
     seconds: float
     is_spare: bool = True
+    keeps_order: bool = True
 
     def copy_s(self, key: ExpertKey) -> float | None:
         """See Link."""

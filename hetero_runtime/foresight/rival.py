@@ -37,7 +37,7 @@ class Rival:
 
     def hear(self, chosen: npt.NDArray[np.int64]) -> None:
         """The next layer of the pass chose `chosen` `[tokens, top_k]`."""
-        self._pass.append(np.sort(chosen, axis=-1).astype(np.int16))
+        self._pass.append(np.sort(chosen.astype(np.int16), axis=-1))
         if len(self._pass) == len(self._pools):
             least = min(map(len, self._pass))  # tokens that are dropped on the way are not the last ones
             steps = np.stack([chosen[-least:] for chosen in self._pass], axis=1)

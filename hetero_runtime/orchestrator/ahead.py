@@ -43,9 +43,9 @@ class Ahead(ABC):
         """All loads of `layer` are submitted. `running`: its experts, all resident or on their way, which
         have to stay."""
 
-    def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:  # noqa: B027 (few need that often)
-        """An expert of `layer` has run, and all its loads are submitted. `running`: experts that stay, for
-        they are still to run or to be given back."""
+    def expert_ran(self) -> None:  # noqa: B027 (few need that often)
+        """One of the experts that `look_ahead` was told of has run. All of them stay: they are still to run
+        or to be given back."""
 
     @abstractmethod
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:

@@ -31,6 +31,8 @@ from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.prompt_ahead import PromptAhead
 from hetero_runtime.tiers.governor import Governor
 from hetero_scheduler import EvictionPolicy, ExpertKey, Lookup
+from hetero_scheduler.eviction import keeping
+from hetero_scheduler.slots import Scores
 
 
 class EagerOrchestrator(Orchestrator):
@@ -151,7 +153,7 @@ class EagerOrchestrator(Orchestrator):
             params = self._materialize(self._cache.slab(key))
             total.add(numbers[i], partial(mlp, params=params))
             if self._ahead is not None and num_loaded == len(needed):
-                self._ahead.expert_ran(layer, needed[num_released:])
+                self._ahead.expert_ran()
         self._release(needed[num_released:])
 
     def _release(self, executed: list[ExpertKey]) -> None:
@@ -165,31 +167,37 @@ class EagerOrchestrator(Orchestrator):
         if self._ahead is not None:
             self._ahead.look_ahead(layer, running)
         if self.prompts is not None and self.prompts.has_begun:
-            self.prompts.fetch(protected=running)
+            self.prompts.fetch()
 
     def _load_ahead(self, needed: list[ExpertKey], i: int, start: int) -> int:
         """Submit loads of `needed[start:]` while slots last, and in any case what `needed[i]` needs. Returns
         the first index not yet submitted."""
+        score: Scores | None = None
         for j in range(start, len(needed)):
             if self._cache.lookup(needed[j]) is not Lookup.MISS:
                 continue
-            if self._load(needed[j], protected=needed[i:], is_urgent=j == i):
+            if score is None:
+                score = keeping(self.eviction.score, needed[i:])
+            if self._load(needed[j], score=score, is_urgent=j == i):
                 continue
             if j > i:
                 return j
-            self._load_over(needed, i)
+            self._load_over(needed, i, score=score)
         return len(needed)
 
-    def _load(self, key: ExpertKey, *, protected: list[ExpertKey], is_urgent: bool) -> bool:
-        """Over what the policy, or the rest of a prompt, needs least. False when there is no such slot."""
+    def _load(self, key: ExpertKey, *, score: Scores, is_urgent: bool) -> bool:
+        """Over what the policy, by its `score`, or the rest of a prompt needs least. False when there is no
+        such slot."""
         if self.prompts is not None and self.prompts.has_begun:
-            return self.prompts.load(key, protected=protected, is_urgent=is_urgent)
-        return self._cache.load(key, protected=protected)
+            return self.prompts.load(key, is_urgent=is_urgent)
+        return self._cache.load(key, score=score)
 
-    def _load_over(self, needed: list[ExpertKey], i: int) -> None:
-        """Load `needed[i]` over the resident expert of this layer that is needed last."""
+    def _load_over(self, needed: list[ExpertKey], i: int, *, score: Scores) -> None:
+        """Load `needed[i]` over the resident expert of this layer that is needed last. `score`: of those that
+        stay otherwise."""
         for last in range(len(needed) - 1, i, -1):
-            if self._cache.load(needed[i], protected=needed[i:last]):
+            score[needed[last]] = self.eviction.score[needed[last]]
+            if self._cache.load(needed[i], score=score):
                 return
         raise AssertionError(f"no slot can be freed for {needed[i]}: {self._cache.counts()}")
 

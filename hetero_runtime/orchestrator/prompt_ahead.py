@@ -11,7 +11,7 @@ than what the cache used last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class PromptAhead:
     def begin(self, num_tokens: int) -> None:
         """A prompt of `num_tokens` enters: the first transfers are submitted."""
         self._scan = PromptScan(self.popularity, num_tokens=num_tokens, top_k=self._top_k)
-        self.fetch(protected=())
+        self.fetch()
 
     def end(self) -> None:
         """The prompt is through, or given up."""
@@ -55,22 +55,22 @@ class PromptAhead:
         if self._scan is not None and keys:
             self._scan.mark_executed(np.array([key.expert for key in keys]))
 
-    def load(self, key: ExpertKey, *, protected: Collection[ExpertKey], is_urgent: bool) -> bool:
-        """`SlabCache.load`, over what the rest of the prompt needs least. Unless it `is_urgent`, what later
-        layers probably need stays."""
+    def load(self, key: ExpertKey, *, is_urgent: bool) -> bool:
+        """`SlabCache.load`, over what the rest of the prompt needs least: what the running layer has not
+        executed stays. Unless it `is_urgent`, so does what later layers probably need."""
         assert self._scan is not None, "no prompt has begun"
-        if self._cache.load(key, protected=protected, score=self._scan.score):
+        if self._cache.load(key, score=self._scan.score):
             return True
-        return is_urgent and self._cache.load(key, protected=protected, score=self._scan.last_resort())
+        return is_urgent and self._cache.load(key, score=self._scan.last_resort())
 
-    def fetch(self, *, protected: Collection[ExpertKey]) -> None:
-        """Prefetch for the layers to come, the nearest first. `protected`: experts that stay."""
+    def fetch(self) -> None:
+        """Prefetch for the layers to come, the nearest first. What the running layer needs stays."""
         assert self._scan is not None, "no prompt has begun"
         for layer in range(self._scan.layer + 1, len(self._scan.score)):
-            if not self._fetch_layer(layer, self._scan.score, protected):
+            if not self._fetch_layer(layer, self._scan.score):
                 return
 
-    def _fetch_layer(self, layer: int, score: Scores, protected: Collection[ExpertKey]) -> bool:
+    def _fetch_layer(self, layer: int, score: Scores) -> bool:
         """Whether slots are left for the layer after it."""
         assert self._scan is not None, "no prompt has begun"
         kept_back = min(score.shape[1], self._cache.pool_size(layer) // 2)
@@ -79,7 +79,7 @@ class PromptAhead:
             key = ExpertKey(layer, expert)
             if self._cache.lookup(key) is not Lookup.MISS:
                 continue
-            if budget <= 0 or not self._cache.prefetch(key, protected=protected, score=score):
+            if budget <= 0 or not self._cache.prefetch(key, score=score):
                 return False
             budget -= 1
         return True

@@ -111,7 +111,7 @@ class ReadingCopier(Copier[StoredRecord]):
     """See the module docstring. `num_threads`: reads at once. Slabs are host memory; `fence`: makes the point
     that a device has reached which computes from them; None where the host does, and is through."""
 
-    overlaps, is_spare = True, False
+    overlaps, is_spare, keeps_order = True, False, False
 
     def __init__(
         self, source: RecordSource, *, num_threads: int, fence: Callable[[], SlabFence] | None = None

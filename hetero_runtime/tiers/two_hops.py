@@ -93,7 +93,7 @@ class TwoHopCopier(Copier[StoredRecord]):
     nothing returns.
     """
 
-    overlaps, is_spare = True, False
+    overlaps, is_spare, keeps_order = True, False, False
 
     def __init__(
         self,

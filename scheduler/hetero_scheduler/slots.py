@@ -176,6 +176,14 @@ class SlotMachine:
         is_free = (self._state[part] == SlotState.EMPTY) | (self._state[part] == SlotState.USED)
         return int(np.count_nonzero(is_free & ~is_held))
 
+    def num_held(self, layer: int, keys: Collection[ExpertKey]) -> int:
+        """Slots of `layer`'s pool in which one of `keys` is on its way or awaits computation."""
+        pool = self.pool_range(layer)
+        flat = np.array([layer * self.num_experts + expert for layer, expert in keys], dtype=np.intp)
+        slots = self._slot_of.take(flat)
+        state = self._state[slots[(slots >= pool.start) & (slots < pool.stop)]]
+        return int(np.count_nonzero((state == SlotState.FETCH) | (state == SlotState.COMPUTE)))
+
     def num_fetching(self, layer: int) -> int:
         """Slots of `layer`'s pool in FETCH."""
         pool = self.pool_range(layer)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero_scheduler import ExpertKey, SlotMachine, SlotState, make_eviction
-from hetero_scheduler.eviction.lookahead import Lookahead
+from hetero_scheduler.eviction.lookahead import Lookahead, greatest
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.simulator import Scenario, simulate
 from hetero_scheduler.trace import Trace
@@ -61,6 +61,15 @@ def test_what_was_foreseen_of_a_run_is_averaged_into_the_runs_before() -> None:
         one.observe(0, tokens(3))  # the forecast was wrong; the priority is its word
     one.observe(3, tokens(0))
     assert one.score[0] == pytest.approx([0.45, 0.3, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("count", [1, 3, 11, 12, 20])
+@pytest.mark.parametrize("num_values", [1, 2, 9])
+def test_the_greatest_are_the_first_of_a_stable_sort(count: int, num_values: int) -> None:
+    values = np.random.default_rng(count).integers(0, num_values, size=(3, 4)).astype(np.float64)
+    expected = np.zeros(12, dtype=np.bool_)
+    expected[np.argsort(-values, axis=None, kind="stable")[:count]] = True
+    assert np.array_equal(greatest(values, count).reshape(-1), expected)
 
 
 def test_a_prefetch_takes_expired_experts_only_and_a_load_takes_what_it_must() -> None:

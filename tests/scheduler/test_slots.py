@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_scheduler import ExpertKey, Lookup, SlotMachine, SlotState
+from hetero_scheduler.eviction import keeping
 
 FETCH, COMPUTE = SlotState.FETCH, SlotState.COMPUTE
 
@@ -225,6 +226,34 @@ def test_an_expert_that_scores_infinity_stays() -> None:
     assert held is not None
     assert held.evicted == key("a1")
     m.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_that_keep_some_evict_as_protecting_them_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    score = rng.integers(0, 3, size=scores().shape).astype(np.float64)
+    kept = [key(name) for name in ("a0", "a2", "b1", "b3") if rng.random() < 0.5]
+    evicted = []
+    for one, protected in ((score, kept), (keeping(score, kept), [])):
+        m = machine(4)
+        for name in ("a0", "a1", "a2", "b1"):
+            hold(m, name)
+        held = m.reserve(key("b0"), FETCH, score=one, protected=protected)
+        evicted.append(None if held is None else held.evicted)
+    assert evicted[0] == evicted[1]
+    assert evicted[0] not in kept
+
+
+def test_what_a_layer_holds_of_some_experts() -> None:
+    m = machine(4, layer_slots=[3, 1])
+    m.reserve(key("a0"), FETCH, score=scores())
+    m.reserve(key("a1"), COMPUTE, score=scores())
+    hold(m, "a2")
+    m.reserve(key("b0"), COMPUTE, score=scores())
+    everyone = [key(name) for name in ("a0", "a1", "a2", "a3", "b0")]
+    assert [m.num_held(layer, everyone) for layer in (0, 1)] == [2, 1]
+    assert m.num_held(0, everyone[:1]) == 1
+    assert m.num_held(0, []) == 0
 
 
 def test_what_a_layer_has_and_lacks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero_scheduler.eviction.base import EvictionPolicy
+from hetero_scheduler.eviction.base import EvictionPolicy, keeping
 
 EVICTION_POLICIES = ("lru", "lfu", "lfru")
 """Policies of history alone. The device tables know them by their place in this order."""
@@ -11,7 +11,7 @@ FORECAST_POLICIES = ("belady", "lookahead")
 FOLLOWING_POLICIES = ("logical",)
 """Policies whose scores a routing policy keeps: a use changes none."""
 
-__all__ = ["EVICTION_POLICIES", "FORECAST_POLICIES", "EvictionPolicy", "make_eviction"]
+__all__ = ["EVICTION_POLICIES", "FORECAST_POLICIES", "EvictionPolicy", "keeping", "make_eviction"]
 
 
 def make_eviction(name: str, *, num_layers: int, num_experts: int) -> EvictionPolicy:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hetero_scheduler.keys import ExpertKey
 from hetero_scheduler.predict.base import Forecast
 
 
@@ -47,3 +49,10 @@ class EvictionPolicy(ABC):
     def restore(self, score: npt.NDArray[np.float64], passes: npt.NDArray[np.int64]) -> None:
         """Become what whoever kept the scores meanwhile says of them. Shapes as for `score` and `passes`."""
         self.score[:], self.passes[:] = score, passes
+
+
+def keeping(score: npt.NDArray[np.float64], keys: Collection[ExpertKey]) -> npt.NDArray[np.float64]:
+    """A copy of `score`, infinite for `keys`: for several reservations during which they must stay."""
+    kept = score.copy()
+    kept.put([layer * score.shape[1] + expert for layer, expert in keys], np.inf)
+    return kept

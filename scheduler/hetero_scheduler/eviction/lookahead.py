@@ -51,7 +51,8 @@ class Lookahead(EvictionPolicy):
             raise ValueError(
                 f"window {window} and size {size} must be at least 1, decay {decay} above 0 and at most 1"
             )
-        self._window, self._decay, self._size = min(window, num_layers // 2), decay, size
+        self._window, self._size = min(window, num_layers // 2), size
+        self._decays = decay ** np.arange(self._window)[:, None]
         self._kept = np.zeros_like(self.score)
         self._expected = np.zeros_like(self.score)
         self._is_foreseen = np.zeros(num_layers, dtype=np.bool_)
@@ -94,8 +95,16 @@ class Lookahead(EvictionPolicy):
         if not near.size:
             return
         expected = np.where(self._is_foreseen[near, None], self._expected[near], self._kept[near])
-        priority = expected * self._decay ** np.arange(len(near))[:, None]
-        self.score[near] = _WITHIN + priority
-        best = np.argsort(-priority, axis=None, kind="stable")[: self._size]
-        layer, expert = np.unravel_index(best, priority.shape)
-        self.score[near[layer], expert] = _REQUIRED + priority[layer, expert]
+        priority = expected * self._decays
+        self.score[near] = np.where(greatest(priority, self._size), _REQUIRED, _WITHIN) + priority
+
+
+def greatest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.bool_]:
+    """Where the `count` greatest of `values` are; of equal ones the first."""
+    flat = values.reshape(-1)
+    if count >= flat.size:
+        return np.ones(values.shape, dtype=np.bool_)
+    least = np.partition(flat, -count)[-count]
+    is_among: npt.NDArray[np.bool_] = flat > least
+    is_among[(flat == least).nonzero()[0][: count - np.count_nonzero(is_among)]] = True
+    return is_among.reshape(values.shape)

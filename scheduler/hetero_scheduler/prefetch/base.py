@@ -55,7 +55,7 @@ class Tasks:
         key = ExpertKey(int(self.layer[index]), int(self.expert[index]))
         return Task(key, float(self.confidence[index]), int(self.deadline[index]))
 
-    def take(self, indices: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Tasks:
+    def take(self, indices: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice) -> Tasks:
         """The tasks at `indices`, or where a mask is set."""
         return Tasks(
             self.layer[indices], self.expert[indices], self.confidence[indices], self.deadline[indices]
@@ -113,15 +113,17 @@ class Schedule(ABC):
         candidates, because they may be evicted before the deadline. The caller reserves a slot and submits
         the copy, or leaves it when no slot is free.
         """
-        start = int(np.searchsorted(self._tasks.deadline, pos + self.lead))
+        start = int(self._tasks.deadline.searchsorted(pos + self.lead))
         if start:
-            self._tasks = self._tasks.take(np.arange(start, len(self._tasks)))
+            self._tasks = self._tasks.take(slice(start, None))
         is_absent = ~is_present[self._tasks.layer, self._tasks.expert]
         index = self._choose(pos, self._tasks, np.flatnonzero(is_absent))
         if index is None:
             return None
         task = self._tasks[index]
-        self._tasks = self._tasks.take(np.delete(np.arange(len(self._tasks)), index))
+        is_kept = np.ones(len(self._tasks), dtype=np.bool_)
+        is_kept[index] = False
+        self._tasks = self._tasks.take(is_kept)
         return task
 
     @abstractmethod

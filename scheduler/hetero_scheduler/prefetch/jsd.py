@@ -17,8 +17,9 @@ themselves: it is the inverse of the moving average of how many positions each o
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +33,24 @@ SHORTEST_TRANSFER = 2.0**-10
 
 
 def accept(
-    tasks: Tasks, indices: Iterable[int], capacity: Callable[[int], float]
-) -> list[tuple[float, int, int]]:
-    """The feasible subset of greatest total confidence, as (confidence, -deadline, -index), in no order.
+    tasks: Tasks, indices: npt.NDArray[np.intp], capacity: Callable[[int], float]
+) -> npt.NDArray[np.intp]:
+    """The feasible subset of greatest total confidence, the most confident first.
 
     `indices` into `tasks`, ascending by deadline. `capacity(deadline)`: transfers that end before it; it
     never falls with the deadline. Of equal confidences the earlier deadline stays, then the lower index.
+
+    The paper's heap lets the least confident go one by one; here the tasks of one deadline come together.
     """
-    kept: list[tuple[float, int, int]] = []
-    confidence, deadline = tasks.confidence.tolist(), tasks.deadline.tolist()
-    for index in indices:
-        heapq.heappush(kept, (confidence[index], -deadline[index], -index))
-        if len(kept) > capacity(deadline[index]):
-            heapq.heappop(kept)
-    return kept
+    by_confidence = (-tasks.confidence[indices]).argsort(kind="stable")
+    rank = np.empty_like(by_confidence)
+    rank[by_confidence] = np.arange(len(rank))
+    kept: list[int] = []
+    due_and_rank = zip(tasks.deadline[indices].tolist(), rank.tolist(), strict=True)
+    for deadline, group in groupby(due_and_rank, key=itemgetter(0)):
+        kept = sorted(kept + [rank for _, rank in group])[: int(capacity(deadline))]
+    accepted: npt.NDArray[np.intp] = indices[by_confidence[kept]]
+    return accepted
 
 
 class Jsd(Schedule):
@@ -74,12 +79,11 @@ class Jsd(Schedule):
     def _choose(self, pos: int, tasks: Tasks, absent: npt.NDArray[np.intp]) -> int | None:
         if pos != self._pos:
             self._pos, self.current_budget = pos, self.average_budget
-        accepted = accept(tasks, absent.tolist(), lambda deadline: self.capacity(deadline, pos))
-        if not accepted:
+        accepted = accept(tasks, absent, lambda deadline: self.capacity(deadline, pos))
+        if not accepted.size:
             return None
         self.current_budget -= 1.0
-        # earliest deadline, then most confident, then lowest index
-        return -max((due, confidence, index) for confidence, due, index in accepted)[2]
+        return int(accepted[tasks.deadline[accepted].argmin()])  # the most confident of the earliest deadline
 
     def landed(self, task: Task, num_positions: float) -> None:
         super().landed(task, num_positions)

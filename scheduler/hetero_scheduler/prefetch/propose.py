@@ -21,7 +21,7 @@ def propose(forecast: Forecast, *, num_layers: int, per_layer: int) -> Tasks:
     if not 1 <= per_layer <= first.shape[1]:
         raise ValueError(f"per_layer is {per_layer}; it must be 1 to {first.shape[1]}")
     expert = np.argsort(-first, axis=1, kind="stable")[:, :per_layer]
-    confidence = np.take_along_axis(first, expert, axis=1)
+    confidence = first[np.arange(len(first))[:, None], expert]
     layer = np.array(forecast.layers, dtype=np.int64)
     deadline = forecast.positions(num_layers)[0]
     tasks = Tasks(

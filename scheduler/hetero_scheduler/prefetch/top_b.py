@@ -36,9 +36,13 @@ class TopB(Schedule):
         self._window, self._decay, self._size = window, decay, size
 
     def _choose(self, pos: int, tasks: Tasks, absent: npt.NDArray[np.intp]) -> int | None:
-        near = int(np.searchsorted(tasks.deadline, pos + self._window, side="right"))
+        if not absent.size:
+            return None
+        near = int(tasks.deadline.searchsorted(pos + self._window, side="right"))
         distance = tasks.deadline[:near] - pos
         priority = tasks.confidence[:near] * self._decay ** (distance - 1)
         ordered = np.argsort(-priority, kind="stable")[: self._size]
-        wanted = ordered[np.isin(ordered, absent)]
+        is_absent = np.zeros(len(tasks), dtype=np.bool_)
+        is_absent[absent] = True
+        wanted = ordered[is_absent[ordered]]
         return int(wanted[0]) if wanted.size else None

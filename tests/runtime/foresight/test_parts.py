@@ -138,6 +138,43 @@ def test_room_comes_back_when_a_copy_has_arrived() -> None:
         copier.arrive_next()
 
 
+def test_in_one_layer_room_comes_with_landings_alone() -> None:
+    copier = FakeCopier()
+    rig, ahead = prefetcher(SteadyLink(True, 1.0), 2.0, copier=copier)
+    ahead.fill(0, [])
+    ahead.refill()
+    ahead.fill(0, [])
+    assert fetched(rig) == [0, 1]
+    copier.arrive_next()
+    ahead.refill()
+    assert fetched(rig) == [0, 1, 2]
+    copier.arrive_next()
+    ahead.fill(0, [])
+    assert fetched(rig) == [0, 1, 2, 3]
+    rig.cache.check()
+
+
+def test_later_fills_of_a_layer_leave_as_many_slots() -> None:
+    copier = FakeCopier()
+    rig, ahead = prefetcher(SteadyLink(True, 1.0), 2.0, num_slots=5, copier=copier)
+    ahead.fill(0, [])
+    for _ in range(8):
+        if copier.pending:
+            copier.arrive_next()
+        ahead.refill()
+    assert fetched(rig) == [0, 1, 2]  # top-2 are left
+
+
+@pytest.mark.parametrize(("keeps_order", "expected"), [(True, 3), (False, 4)])
+def test_reads_that_arrive_out_of_order_make_room(keeps_order: bool, expected: int) -> None:
+    copier = FakeCopier()
+    rig, ahead = prefetcher(SteadyLink(True, 1.0, keeps_order=keeps_order), 3.0, copier=copier)
+    ahead.fill(0, [])
+    copier.pending[1].arrive()
+    ahead.refill()
+    assert len(fetched(rig)) == expected
+
+
 def test_without_a_schedule_nothing_is_fetched() -> None:
     rig = CacheRig(12, FakeCopier())
     steering = Steering(None, rig.eviction, num_layers=2, per_layer=8, is_shared=True)

@@ -24,18 +24,20 @@ class Everything(Ahead):
 
     def __init__(self, cache: SlabCache) -> None:
         self.cache = cache
+        self.seen = 0, list[ExpertKey]()
 
     def layer_begins(self, chosen: np.ndarray) -> None:
         """Whatever it is."""
 
     def look_ahead(self, layer: int, running: list[ExpertKey]) -> None:
+        self.seen = layer, running
         for expert in range(NUM_EXPERTS):
             key = ExpertKey((layer + 1) % 2, expert)
             if self.cache.num_available(key.layer) > 1 and self.cache.lookup(key) is Lookup.MISS:
                 self.cache.prefetch(key, protected=running)
 
-    def expert_ran(self, layer: int, running: list[ExpertKey]) -> None:
-        self.look_ahead(layer, running)
+    def expert_ran(self) -> None:
+        self.look_ahead(*self.seen)
 
     def layer_ends(self, layer: int, running: list[ExpertKey]) -> None:
         self.look_ahead(layer, running)

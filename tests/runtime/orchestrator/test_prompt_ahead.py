@@ -63,7 +63,7 @@ def test_slots_are_kept_back_while_layers_run(layer_slots: list[int] | None) -> 
             assert rig.cache.num_fetching(of_layer) <= pool - kept_back
         rig.cache.begin_layer(layer, [])
         ahead.layer_begins(layer, np.full(NUM_EXPERTS, MANY))
-        ahead.fetch(protected=())
+        ahead.fetch()
     ahead.end()
     rig.cache.settle()
     rig.cache.check()
@@ -86,12 +86,12 @@ def test_loads_take_the_place_of_layers_that_ran_not_of_those_to_come() -> None:
     for expert in range(NUM_EXPERTS):
         key = ExpertKey(1, expert)
         if rig.cache.lookup(key) is Lookup.MISS:
-            assert ahead.load(key, protected=(), is_urgent=False)
+            assert ahead.load(key, is_urgent=False)
     assert residents(rig)[0] == []
     assert residents(rig)[2] == [0, 1, 2, 3]
     assert not rig.cache.load(ExpertKey(0, 7), protected=[ExpertKey(2, expert) for expert in range(4)])
-    assert not ahead.load(ExpertKey(0, 7), protected=(), is_urgent=False)
-    assert ahead.load(ExpertKey(0, 7), protected=(), is_urgent=True)
+    assert not ahead.load(ExpertKey(0, 7), is_urgent=False)
+    assert ahead.load(ExpertKey(0, 7), is_urgent=True)
     assert residents(rig)[2] == [0, 1, 2]  # the least popular goes first
 
 

@@ -22,7 +22,7 @@ def task(expert: int, confidence: float, deadline: int) -> Task:
 
 def accepted(tasks: list[Task], capacity: dict[int, float]) -> set[int]:
     """Indices that `accept` keeps; `tasks` ascend by deadline."""
-    return {-index for _, _, index in accept(Tasks.of(tasks), range(len(tasks)), capacity.__getitem__)}
+    return set(accept(Tasks.of(tasks), np.arange(len(tasks)), capacity.__getitem__).tolist())
 
 
 def is_feasible(tasks: list[Task], chosen: set[int], capacity: dict[int, float]) -> bool:
@@ -136,7 +136,7 @@ def test_never_more_accepted_than_any_deadline_leaves_room_for(
 ) -> None:
     schedule = Jsd(64, budget=budget)
     tasks = [task(i, c, d) for i, (d, c) in enumerate(sorted(cases))]
-    kept = accept(Tasks.of(tasks), range(len(tasks)), lambda due: schedule.capacity(due, pos))
+    kept = accept(Tasks.of(tasks), np.arange(len(tasks)), lambda due: schedule.capacity(due, pos))
     for deadline in {t.deadline for t in tasks}:
-        due = sum(-negative <= deadline for _, negative, _ in kept)
+        due = sum(tasks[index].deadline <= deadline for index in kept)
         assert due <= schedule.capacity(deadline, pos)
