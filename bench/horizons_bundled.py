@@ -21,12 +21,12 @@ from hetero_runtime.prediction import RouterFingerprint, StoredPredictor, read_p
 from hetero_runtime.prediction.horizons import predictors_of
 from hetero_runtime.prediction.locate import beside
 from hetero_runtime.simulation import Sweep, run_sweep
-from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.simulation.report import machine_line, trace_line
 from hetero_runtime.trace import TraceInfo
 from hetero_scheduler.predict.recall import recall_at
 from hetero_scheduler.predict.refinement_training import one_step_shares
 from hetero_scheduler.simulator import SimulationResult
+from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.trace import Trace
 
 HORIZONS = ("step", "token", "layer")

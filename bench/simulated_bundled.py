@@ -23,12 +23,12 @@ from pathlib import Path
 from bench.harness import RESULTS, ResultFile, Row
 from hetero_runtime.prediction import RouterFingerprint, read_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, run_sweep
-from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.simulation.report import machine_line, policy_name, trace_line
 from hetero_runtime.trace import TraceInfo, read_trace
 from hetero_scheduler.predict import Predictor
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 from hetero_scheduler.simulator import Machine, SimulationResult
+from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.trace import Trace
 
 MACHINE = Machine(layer_ms=0.1, record_bytes=4_724_736, link_gb_s=55.0)

@@ -122,7 +122,7 @@ def _trained(
         return {}
     from hetero_runtime.prediction import RouterFingerprint, read_predictor
     from hetero_runtime.prediction.horizons import predictors_of
-    from hetero_runtime.simulation.foreseen import Foreseen
+    from hetero_scheduler.simulator.foreseen import Foreseen
 
     stored = read_predictor(file, RouterFingerprint.of_trace(trace, info))
     trained: dict[str, Predictor] = {}

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from hetero_runtime.foresight.rows import Row, as_half
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, ReadPrompt
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
-from hetero_scheduler.predict.routing import RouterShape
+from hetero_scheduler.predict.routing import RouterShape, chosen_experts
 
 if TYPE_CHECKING:
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
@@ -27,7 +28,7 @@ class Prompts:
         *,
         device: CapturedForesight,
     ) -> None:
-        self._predictors, self._device = predictors, device
+        self._predictors, self._device, self._shape = predictors, device, shape
         self._rows = [Row(predictor, shape) for predictor in predictors]
         self._heard: list[torch.Tensor] | None = None
 
@@ -44,10 +45,13 @@ class Prompts:
         self._rows[row].begin_pass()
         if is_first:
             self._rows[row].begin()
-        forecasts = []
-        for layer, logits in enumerate(heard):
-            forecasts += self._rows[row].observe(layer, as_half(logits))
-        self._device.take(row, ReadPrompt(self._predictors[row].states(), forecasts))
+        forecasts, uses = [], []
+        for layer, logits in enumerate(map(as_half, heard)):
+            forecasts += self._rows[row].observe(layer, logits)
+            chosen = chosen_experts(logits, self._shape.top_k)
+            uses.append(np.bincount(chosen.ravel(), minlength=self._shape.num_experts))
+        states = self._predictors[row].states()
+        self._device.take(row, ReadPrompt(states, forecasts, np.stack(uses)))
 
     def hear(self, layer: int, router_logits: torch.Tensor, _hidden: torch.Tensor) -> None:
         """As in `listen_to_routers`, of a prompt that is read or of rows that step."""

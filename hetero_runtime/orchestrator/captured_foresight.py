@@ -8,7 +8,7 @@
                 at layer l the router of l + 1, asked early, those of its layer
 
     a prompt    the host's predictor reads it ─► at the hand-over to the device: its row of the predictor,
-                the windows of its forecasts
+                the windows of its forecasts, its uses
 
 The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device.
 """
@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
 from hetero_gpu.tables import DeviceTables
 from hetero_runtime.orchestrator.captured_prefetch import Asker
+from hetero_scheduler.eviction.belady_forecast import after_uses
 from hetero_scheduler.predict import Forecast
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ class ReadPrompt(NamedTuple):
 
     states: Sequence[CompiledState]
     forecasts: Sequence[Forecast]
+    uses: npt.NDArray[np.int64]
+    """Of each expert in the prompt, `[layers, experts]`."""
 
 
 class Nearer(NamedTuple):
@@ -101,14 +106,14 @@ class CapturedForesight(Asker):
         """The router of the layer that comes next said `router_logits` `[rows, experts]`."""
         self._heard = router_logits
 
-    def begin_layer(self, layer: int, num_rows: int) -> None:
-        active = self._active[:num_rows]
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
+        active = self._active[: len(chosen)]
         if layer == 0 and self._nearer is not None:
             refined, nearer = self._nearer
             refined.with_tokens(nearer.tokens, active)
             self._candidates.renew(self._layers)
             self._jsd.ask(self._layers[-1])  # what the last layer of the step before asked is asked anew
-        self._windows.run(layer, active)
+        self._windows.run(layer, active, chosen)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
@@ -150,6 +155,7 @@ class CapturedForesight(Asker):
         is_new = torch.zeros_like(self._active)
         for row, prompt in self._waiting.items():
             self._forecasts.load(row, prompt.states, forecasts=prompt.forecasts)
+            self._windows.remember(row, after_uses(np.zeros(prompt.uses.shape), prompt.uses))
             is_new[row] = True
         self._waiting.clear()
         self._windows.renew(self._layers, is_new)

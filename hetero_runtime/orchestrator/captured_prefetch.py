@@ -46,8 +46,9 @@ class LookAhead(Protocol):
 class Asker(ABC):
     """Says what is fetched. What is captured is device work alone."""
 
-    def begin_layer(self, layer: int, num_rows: int) -> None:  # noqa: B027 (most wait to be asked)
-        """`layer` begins for `num_rows` rows of a step, before its `ensure`."""
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:  # noqa: B027 (most wait to be asked)
+        """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
+        experts that each uses, below 0 for none."""
 
     @abstractmethod
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
@@ -107,10 +108,10 @@ class CapturedPrefetch:
 
     # ---- captured, for each layer
 
-    def begin_layer(self, layer: int, num_rows: int) -> None:
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         """Before `ensure`, which must await what is late."""
         self._land()
-        self._asker.begin_layer(layer, num_rows)
+        self._asker.begin_layer(layer, chosen)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded."""

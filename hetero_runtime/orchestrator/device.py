@@ -98,7 +98,7 @@ class DeviceOrchestrator(Orchestrator):
         """The slots in which the experts lie once all that this submits is done."""
         prefetch = self._prefetch
         if prefetch is not None:
-            prefetch.begin_layer(layer, len(hidden))
+            prefetch.begin_layer(layer, top_k_index)
         slots = ensure(self._tables, layer, top_k_index, awaits_late=prefetch is not None)
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:

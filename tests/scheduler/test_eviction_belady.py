@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_scheduler import make_eviction
-from hetero_scheduler.eviction.belady_forecast import BeladyForecast
+from hetero_scheduler.eviction.belady_forecast import (
+    RECENT_RATE,
+    RECENT_WEIGHT,
+    BeladyForecast,
+    after_uses,
+)
 from hetero_scheduler.predict import Forecast
 
 NUM_LAYERS, NUM_EXPERTS = 3, 4
@@ -40,7 +45,27 @@ def test_the_score_is_the_papers_over_the_runs_still_to_come(horizon: int, runs:
     for layer, gone in ((0, 0), (1, min(runs, horizon - 1))):
         for expert in range(NUM_EXPERTS):
             expected = by_formula(one.probabilities[gone:, layer, expert].tolist())
-            assert policy.score[layer, expert] == pytest.approx(expected)
+            is_used = layer == 1 and expert == 0
+            recent = 1 - (1 - RECENT_RATE) ** runs if is_used else 0.0
+            assert policy.score[layer, expert] == pytest.approx(expected + RECENT_WEIGHT * recent)
+
+
+def test_recent_use_follows_each_pass_by_its_uses() -> None:
+    """Eight uses of two experts, then a prompt: it replaces what was there. A layer without uses stays."""
+    uses = np.array([[4, 4, 0, 0], [0, 0, 0, 0]])
+    once = after_uses(np.zeros((2, 4)), uses)
+    assert once[0].tolist() == [0.5 / 16, 0.5 / 16, 0.0, 0.0]
+    assert after_uses(once, 100 * uses[:, ::-1])[0].tolist() == [0.0, 0.0, 0.5, 0.5]
+    assert after_uses(once, uses)[1].tolist() == [0.0] * 4
+
+
+def test_of_experts_that_no_forecast_wants_the_recently_used_stays() -> None:
+    policy = BeladyForecast(NUM_LAYERS, NUM_EXPERTS)
+    policy.observe_forecast(Forecast(np.zeros((3, 1, NUM_EXPERTS), dtype=np.float32), (1,), 1))
+    policy.observe(1, ONE_TOKEN)
+    assert policy.score[1].argmax() == 0
+    policy.observe_forecast(Forecast(np.float32([[[0, 0, 0.1, 0]]]), (1,), 4))
+    assert policy.score[1].argsort()[-2:].tolist() == [0, 2]
 
 
 def test_a_new_forecast_replaces_the_old_for_its_layers_only() -> None:

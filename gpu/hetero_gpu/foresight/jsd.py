@@ -161,6 +161,9 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     # ---- choose, reserve, send, until there is no more room
     average = 1.0 / positions_per_transfer
     current = average
+    least = tl.full((), 1.0, tl.float64)  # a whole transfer, but where late ones may wait for others
+    if LOOKS_AT_NEXT:
+        least = tl.where(average >= 1.0, 0.0, least)
     emitted = first
     is_asking = emitted < landed + RING
     while is_asking:
@@ -168,7 +171,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
         chosen_due, chosen_expert = _select(
             expert,
             tl.where(is_absent, confidence, -1.0),
-            current,
+            tl.maximum(current, least),
             average,
             NUM_LAYERS,
             NUM_EXPERTS,
@@ -250,7 +253,7 @@ def _select(  # type: ignore[no-untyped-def]
     `expert`, `confidence` `[LAYER_BLOCK, TASK_BLOCK]`, rows by deadline; confidence below 0: no task.
     """
     due = tl.arange(0, LAYER_BLOCK)
-    capacity = tl.maximum(current, tl.full((), 1.0, tl.float64)) + average * due.to(tl.float64)
+    capacity = current + average * due.to(tl.float64)
     capacity = tl.minimum(tl.floor(capacity), tl.full((), _MOST_TRANSFERS, tl.float64)).to(tl.int32)
     best = tl.max(confidence, axis=1)
     best_expert = tl.min(tl.where(confidence == best[:, None], expert, NUM_EXPERTS), axis=1)

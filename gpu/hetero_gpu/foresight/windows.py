@@ -1,6 +1,7 @@
 """How much of each row's forecast is still to come, and the scores that follow: probabilistic Belady.
 
-    run      a layer begins: of its forecasts, entry 0 lies behind the rows that step
+    run      a layer begins: of its forecasts, entry 0 lies behind the rows that step, and what they chose
+             is recent use
     renew    layers were forecast anew: their windows begin with entry 0
     rescore  entry 0 of layers was made anew: nothing moves on
 
@@ -8,20 +9,29 @@
     forecast              │ p_0    │ p_1    │ p_2    …     the runs of one layer, as they were foreseen
 
 Step for step what `hetero_scheduler.eviction`'s BeladyForecast does for one row and BeladyRows for several,
-to the last bit (SeqMoE §7.1): an expert's score is the greatest among the rows. Device work alone.
+to the last bit (SeqMoE §7.1): an expert's score is the greatest among the rows. Device work alone, but for
+what the host tells of a row between steps.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from hetero_gpu.tables.state import DeviceTables
-from hetero_scheduler.eviction.belady_forecast import DECAY, NUM_STEPS
+from hetero_scheduler.eviction.belady_forecast import (
+    DECAY,
+    NUM_STEPS,
+    RECENT_RATE,
+    RECENT_WEIGHT,
+)
 
 _RUN, _RENEW, _RESCORE = (tl.constexpr(change) for change in range(3))
 _NUM_STEPS, _DECAY = tl.constexpr(NUM_STEPS), tl.constexpr(DECAY)
+_RECENT_RATE, _RECENT_WEIGHT = tl.constexpr(RECENT_RATE), tl.constexpr(RECENT_WEIGHT)
 
 
 class Windows:
@@ -45,30 +55,46 @@ class Windows:
             (probabilities.shape[0], tables.num_layers), -1, dtype=torch.int32, device=tables.device
         )
 
-    def run(self, layer: int, active: torch.Tensor) -> None:
-        """`layer` begins, before its `ensure`. `active`: bool `[stepping rows]`, those that pass it."""
-        self._launch(range(layer, layer + 1), active, change=_RUN)
+        self.recent = torch.zeros((probabilities.shape[0], *sizes), dtype=torch.float64, device=tables.device)
+        """Share of each layer's recent uses, by row."""
+        self._nobody = torch.zeros((1, 1), dtype=torch.int64, device=tables.device)
+
+    def run(self, layer: int, active: torch.Tensor, chosen: torch.Tensor) -> None:
+        """`layer` begins, before its `ensure`. `active`: bool `[stepping rows]`, those that pass it.
+        `chosen`: integers `[stepping rows, top_k]`, contiguous, the experts that they use, below 0 for none.
+        """
+        self._launch(range(layer, layer + 1), active, chosen, change=_RUN)
 
     def renew(self, layers: range, active: torch.Tensor) -> None:
         """`probabilities` of `layers` are new for the rows in `active` (bool `[stepping rows]`)."""
-        self._launch(layers, active, change=_RENEW)
+        self._launch(layers, active, self._nobody, change=_RENEW)
 
     def rescore(self, layers: range, active: torch.Tensor) -> None:
         """`probabilities` of `layers` are others than before, and of the same runs."""
-        self._launch(layers, active, change=_RESCORE)
+        self._launch(layers, active, self._nobody, change=_RESCORE)
 
     def forget(self, row: int) -> None:
         """The text of `row` has ended: nothing of it is wanted any more. Scores follow with the next run."""
         self.window[row] = -1
 
-    def _launch(self, layers: range, active: torch.Tensor, *, change: tl.constexpr) -> None:
+    def remember(self, row: int, recent: npt.NDArray[np.float64]) -> None:
+        """By the host: `row` has a text whose recent uses were `recent`, shares `[layers, experts]`."""
+        self.recent[row] = torch.from_numpy(recent)
+
+    def _launch(
+        self, layers: range, active: torch.Tensor, chosen: torch.Tensor, *, change: tl.constexpr
+    ) -> None:
         rows, horizon, num_layers, num_experts = self.probabilities.shape
         _score_kernel[(len(layers),)](
             self.probabilities,
             self.window,
             active,
+            chosen,
+            self.recent,
             self._tables.score,
             layers.start,
+            TOP_K=chosen.shape[1],
+            CHOSEN_BLOCK=triton.next_power_of_2(chosen.shape[1]),
             NUM_STEPPING=len(active),
             ROWS=rows,
             HORIZON=horizon,
@@ -77,6 +103,7 @@ class Windows:
             EXPERT_BLOCK=triton.next_power_of_2(num_experts),
             CHANGE=change.value,
             num_warps=1,
+            enable_fp_fusion=False,  # shares round as the host's do: each product, then the sum
         )
 
 
@@ -85,8 +112,12 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     probabilities,
     window,
     active,
+    chosen,
+    recent,
     score,
     first_layer,
+    TOP_K: tl.constexpr,  # noqa: N803
+    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
     NUM_STEPPING: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     HORIZON: tl.constexpr,  # noqa: N803
@@ -110,13 +141,29 @@ def _score_kernel(  # type: ignore[no-untyped-def]
             elif (CHANGE == _RUN) & (behind >= 0):
                 behind = tl.minimum(behind + 1, HORIZON)
             tl.store(at, behind)
+        used = recent + (row * NUM_LAYERS + layer) * NUM_EXPERTS + experts
+        shares = tl.load(used, mask=is_expert, other=0.0)
+        if (CHANGE == _RUN) & is_stepping:
+            shares = _after_uses(shares, chosen + row * TOP_K, experts, TOP_K, CHOSEN_BLOCK)
+            tl.store(used, shares, mask=is_expert)
         if behind >= 0:
             first = tl.minimum(behind, HORIZON - 1)  # past the end the last score stays
             entry = probabilities + ((row * HORIZON + first) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
-            best = tl.maximum(
-                best, _expected_uses(entry, is_expert, first, NUM_LAYERS * NUM_EXPERTS, HORIZON)
-            )
+            expected = _expected_uses(entry, is_expert, first, NUM_LAYERS * NUM_EXPERTS, HORIZON)
+            best = tl.maximum(best, expected + shares * tl.full((), _RECENT_WEIGHT, tl.float64))
     tl.store(score + layer * NUM_EXPERTS + experts, best, mask=is_expert & (best > float("-inf")))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _after_uses(shares, chosen, experts, TOP_K: tl.constexpr, CHOSEN_BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """A row's record of recent use after it chose the TOP_K experts at `chosen`."""
+    column = tl.arange(0, CHOSEN_BLOCK)
+    expert = tl.load(chosen + column, mask=column < TOP_K, other=-1)
+    num_uses = tl.sum((expert >= 0).to(tl.int32), axis=0).to(tl.float64)
+    uses = tl.sum((experts[:, None] == expert[None, :]).to(tl.int32), axis=1).to(tl.float64)
+    one = tl.full((), 1.0, tl.float64)
+    moved = tl.minimum(num_uses * tl.full((), _RECENT_RATE, tl.float64), one)
+    return shares + moved * (uses / tl.maximum(num_uses, one) - shares)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

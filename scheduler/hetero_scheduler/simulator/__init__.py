@@ -5,6 +5,7 @@ simulate(trace, Scenario(eviction="lru", residency=0.25)).hit_rate
 scenario.py     what is simulated: policies, residency, the machine's times
 replay.py       the reference: slot machine, schedule, predictor, imagined copies    (any policy)
 fast.py         the same decisions, compiled                                         (cache only)
+fast_ahead.py   the same again                    (probabilistic Belady, forecasts made before by foreseen.py)
 result.py       hits, late ones, misses, waste, stalls
 """
 

@@ -6,6 +6,8 @@ import numpy as np
 
 from hetero_scheduler.predict import Predictor
 from hetero_scheduler.simulator.fast import replay_cache
+from hetero_scheduler.simulator.fast_ahead import can_replay, replay_ahead
+from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.simulator.policies import check_names, make_policies, needs_forecast
 from hetero_scheduler.simulator.replay import Replay
 from hetero_scheduler.simulator.result import Counts, SimulationResult, static_hit_rate
@@ -20,9 +22,10 @@ def simulate(
 ) -> SimulationResult:
     """Replay `trace` under `scenario`.
 
-    `predictor`: a trained one, which is what the scenario's name for it then means. `is_reference`: never
-    the compiled replay. Raises ValueError for an unknown policy, policies that cannot work together, a
-    residency too small for one layer of a token, and a trace without a token.
+    `predictor`: a trained one, which is what the scenario's name for it then means; with `Foreseen` around
+    it the replay is compiled where it can be. `is_reference`: never the compiled replay. Raises ValueError
+    for an unknown policy, policies that cannot work together, a residency too small for one layer of a token,
+    and a trace without a token.
     """
     check_names(scenario, is_trained=predictor is not None)
     first = int(trace.num_tokens * scenario.uncounted)
@@ -34,6 +37,8 @@ def simulate(
     is_cache_only = scenario.eviction in FAST_POLICIES and not needs_forecast(scenario)
     if is_cache_only and not is_reference:
         counts = _count_cache_only(trace, scenario, slots, first)
+    elif isinstance(predictor, Foreseen) and can_replay(scenario) and not is_reference:
+        counts = replay_ahead(trace, predictor, scenario, num_slots=sum(slots), first_counted=first)
     else:
         counts = _count_by_reference(trace, scenario, slots, first, predictor)
     load = count_uses(trace.topk[first:], trace.num_experts)

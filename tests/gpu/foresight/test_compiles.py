@@ -23,7 +23,7 @@ tables.attach(region)
 tables.policy = "belady"
 windows = Windows(tables, torch.zeros(2, 8, 48, 128))
 candidates = Candidates(windows, per_layer=11)
-windows.run(0, active)
+windows.run(0, active, torch.zeros(2, 8, dtype=torch.int64))
 land(tables, region=region, record_bytes=4096)
 slots = ensure(tables, 0, torch.zeros(2, 8, dtype=torch.long), awaits_late=True)
 await_late(tables, slots, region=region, record_bytes=4096, is_staged=False)

@@ -66,7 +66,7 @@ class Twins:
 
     def run(self, layer: int, routed: np.ndarray) -> None:
         self.setting.land()
-        self.windows.run(layer, self.active)
+        self.windows.run(layer, self.active, torch.from_numpy(routed).to(self.active.device))
         run_layer(self.setting.tables, self.setting.twin, layer, routed)
         self.pos += 1
 
@@ -264,7 +264,8 @@ def test_of_rows_that_step_together_the_mean_counts(device: torch.device) -> Non
     assert candidates.expert[1].tolist() == [2, 0, 3]
     assert candidates.confidence[1].tolist() == [0.5, 0.25, 0.25]
     assert bool((candidates.expert[[0, 2, 3, 4, 5]] == -1).all())
-    windows.run(1, torch.tensor([False, False, True], device=device))
+    chosen = torch.zeros(3, 1, dtype=torch.int64, device=device)
+    windows.run(1, torch.tensor([False, False, True], device=device), chosen)
     candidates.renew(range(1, 2))
     assert candidates.expert[1].tolist() == [
         0,

@@ -95,7 +95,7 @@ def test_a_layer_that_has_begun_is_refined_no_more(device: torch.device) -> None
     """Entry 0 lies behind it; of the other layers the step is still to come."""
     rig = Rig(device)
     everyone = rig.mask(True, True, True)
-    rig.windows.run(0, everyone)
+    rig.windows.run(0, everyone, torch.zeros(3, 1, dtype=torch.int64, device=device))
     before = rig.shares()
     rig.refined.with_tokens(torch.tensor([3, 4, 5], device=device), everyone)
     after = rig.shares()

@@ -19,6 +19,7 @@ from tests.gpu.tables.test_ensure import routing, run_layer, tables_of
 NUM_LAYERS, NUM_EXPERTS = 4, 5
 GROUPS = (range(2), range(2, 4))
 ONE = torch.ones(1, dtype=torch.bool)
+ONE_EXPERT = torch.zeros(1, 1, dtype=torch.int64)
 
 
 def shares(rng: np.random.Generator, horizon: int, group: range) -> np.ndarray:
@@ -45,8 +46,9 @@ def test_evictions_follow_forecasts_as_the_machines_do(
     active = ONE.to(device)
     for step in range(4):
         for layer in range(NUM_LAYERS):
-            windows.run(layer, active)
-            run_layer(tables, twin, layer, routing(rng, NUM_EXPERTS, (1, 2)))
+            chosen = routing(rng, NUM_EXPERTS, (1, 2))
+            windows.run(layer, active, torch.from_numpy(chosen).to(device))
+            run_layer(tables, twin, layer, chosen)
             np.testing.assert_array_equal(tables.score.cpu().numpy(), twin.eviction.score)
             for group in GROUPS:
                 if layer == group.stop - 1 and step and rng.random() < 0.6:
@@ -65,7 +67,7 @@ def test_an_expert_stays_while_any_row_wants_it(device: torch.device) -> None:
         num_slots=4, num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, max_pairs=8, device=device
     )
     windows = Windows(tables, torch.zeros(rows, horizon, NUM_LAYERS, NUM_EXPERTS, device=device))
-    every, used = [0, 1, 2], np.ones(NUM_EXPERTS, np.int64)
+    every = [0, 1, 2]
 
     def host_and_device_renew(row: int) -> None:
         host.turn_to(row, active=every)
@@ -81,15 +83,16 @@ def test_an_expert_stays_while_any_row_wants_it(device: torch.device) -> None:
         num_stepping = max(stepping) + 1
         active = torch.tensor([row in stepping for row in range(num_stepping)], device=device)
         for layer in range(NUM_LAYERS):
-            windows.run(layer, active)
+            chosen = rng.integers(-1, NUM_EXPERTS, (num_stepping, 2))
+            windows.run(layer, active, torch.from_numpy(chosen).to(device))
             for row in stepping:
                 host.turn_to(row, active=every)
-                host.observe(layer, used)
+                host.observe(layer, np.bincount(chosen[row][chosen[row] >= 0], minlength=NUM_EXPERTS))
             np.testing.assert_array_equal(tables.score.cpu().numpy(), host.score)
         host_and_device_renew(step % rows)
     windows.forget(1)
     for layer in range(NUM_LAYERS):
-        windows.run(layer, torch.tensor([False], device=device))
+        windows.run(layer, torch.tensor([False], device=device), ONE_EXPERT.to(device))
     host.turn_to(0, active=[0, 2])
     np.testing.assert_array_equal(tables.score.cpu().numpy(), host.score)
 

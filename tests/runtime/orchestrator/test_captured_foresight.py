@@ -212,7 +212,7 @@ class Foreknown:
     def before(self) -> ReadPrompt:
         """As after a prompt."""
         first = Forecast(self._shares[:8].numpy(), tuple(range(NUM_LAYERS)), 0)
-        return ReadPrompt((), (first,))
+        return ReadPrompt((), (first,), np.ones(first.probabilities.shape[1:], np.int64))
 
 
 class Unaware(Foreknown):
@@ -378,7 +378,7 @@ def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
     assert windows.tolist() == [[0] * NUM_LAYERS, [-1] * NUM_LAYERS]
     assert bool((candidates[0] == -1).all())
     assert bool((candidates[1:, :2] >= 0).all())
-    asker.begin_layer(0, 1)
+    asker.begin_layer(0, torch.zeros(1, 2, dtype=torch.int64))
     asker.take(1, forecasts.before())
     asker.begin_decode()
     assert windows.tolist() == [[1, 0, 0, 0], [0] * NUM_LAYERS]
@@ -415,8 +415,9 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
         host.begin_step(step, token)
         for layer in range(NUM_LAYERS):
             said = rng.normal(size=8).astype(np.float32)
-            asker.begin_layer(layer, 1)
-            ensure(tables, layer, torch.from_numpy(np.argsort(-said)[None, :2].copy()))
+            chosen = torch.from_numpy(np.argsort(-said)[None, :2].copy())
+            asker.begin_layer(layer, chosen)
+            ensure(tables, layer, chosen)
             asker.hear(torch.from_numpy(said[None]))
             asker.ask(layer, torch.zeros(1, 4))
             host.observe(step, layer, said)

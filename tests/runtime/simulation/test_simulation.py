@@ -18,12 +18,12 @@ from hetero_runtime.cli.simulate import simulate_command
 from hetero_runtime.errors import ConfigError, DeviceError
 from hetero_runtime.prediction import RouterFingerprint, write_predictor
 from hetero_runtime.simulation import Sweep, draw_hit_rates, render_results, run_sweep, to_json
-from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.trace import write_trace
 from hetero_scheduler.predict import RouterShape, make_predictor
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.simulator import Scenario
+from hetero_scheduler.simulator.foreseen import Foreseen
 from tests.runtime.trace.info import INFO
 from tests.scheduler.simulator.traces import structured_trace
 

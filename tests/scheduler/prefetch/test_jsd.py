@@ -97,6 +97,18 @@ def test_the_capacity_is_what_this_layer_has_left_and_the_layers_between() -> No
     assert schedule.current_budget == pytest.approx(1.5)  # a new layer, a new budget
 
 
+@pytest.mark.parametrize(("budget", "first"), [(1.5, [1, 2, 2]), (0.5, [1, 1, 1])], ids=["fast", "slow"])
+def test_a_copy_that_cannot_end_in_time_waits_for_those_that_can(budget: float, first: list[int]) -> None:
+    """Where tasks of the very next layer come in: on a link of more than an expert a layer one of them is
+    begun, the next transfer is for the layer behind; on a slow one they are all that is sure."""
+    schedule = Jsd(64, budget=budget)
+    schedule.lead = 1
+    near, later = [task(i, 0.9, 1) for i in range(3)], [task(i, 0.5, 2) for i in range(3, 6)]
+    schedule.update(Tasks.of([*near, *later]))
+    chosen = [schedule.next(0, NOTHING_PRESENT) for _ in range(3)]
+    assert [each and each.deadline for each in chosen] == first
+
+
 @pytest.mark.parametrize("taken", [0.25, 0.7, 4.0])
 def test_the_budget_follows_the_link(taken: float) -> None:
     schedule = Jsd(64, budget=1.0)
