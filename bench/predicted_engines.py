@@ -30,9 +30,9 @@ from hetero_runtime.planned import decide, plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.prediction.horizons import predictors_of
 from hetero_runtime.simulation import Sweep, run_sweep
-from hetero_runtime.simulation.foreseen import Foreseen
 from hetero_runtime.trace import TraceInfo
 from hetero_scheduler.simulator import Machine, Scenario
+from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.trace import Trace
 
 SIMULATED = (0.25, 0.45)
