@@ -9,16 +9,17 @@ deadline, keep each, and when more than C(d) are kept let the least confident go
 
 Of the accepted tasks the one due first is transferred; after it the choice is made anew.
 
-Two departures from the printed algorithm. Where forecasts of the very next layer come in (`lead` 1) and the
-link carries an expert or more a layer, C(d) grants this layer what it has left, be it less than a transfer:
-a copy that cannot end in time is not begun for the next layer while others still can be for later ones. On a
-slower link none ends in time for the next layer, and a late copy of an expert that is nearly sure still
-shortens a wait, so there the 1 stays.
+Two departures from the printed algorithm.
 
-And line 2, "B_avg + α · B_cur" with B_cur the budget that the last
-layer left over, moves the average away from what the link does: n transfers leave B - n, and B + α(B - n)
-flees n; a link that had nothing to do leaves budget over too. Here the average follows the transfers
-themselves: it is the inverse of the moving average of how many positions each one took.
+Its line 2, "B_avg + α · B_cur" with B_cur the budget that the last layer left over, moves the average away
+from what the link does: n transfers leave B - n, and B + α(B - n) flees n. A link that had nothing to do
+leaves budget over too. Here the average follows the transfers themselves: it is the inverse of the moving
+average of how many positions each one took.
+
+Where forecasts of the very next layer come in (`lead` 1) and the link carries an expert or more a layer, the
+1 in C(d) is left out: a copy that cannot end in time is not begun for the next layer while others still can
+be for later ones. On a slower link none ends in time for the next layer, and a late copy of an expert that is
+nearly sure still shortens a wait, so there the 1 stays.
 """
 
 from __future__ import annotations
