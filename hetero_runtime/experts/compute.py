@@ -58,10 +58,11 @@ class Dispatch:
     @classmethod
     def of(cls, top_k_index: npt.NDArray[np.int64]) -> Dispatch:
         """`top_k_index`: `[tokens, top_k]`."""
-        flat = top_k_index.T.reshape(-1)
-        order = np.argsort(flat, kind="stable")
-        experts, first = np.unique(flat[order], return_index=True)
-        return cls(experts, order, np.append(first, flat.size), top_k_index.shape[0])
+        flat = top_k_index.T.astype(np.int16).reshape(-1)  # 16 bits are sorted by counting
+        counts = np.bincount(flat)
+        experts = counts.nonzero()[0]
+        bounds = np.concatenate([[0], counts[experts].cumsum()])
+        return cls(experts, flat.argsort(kind="stable"), bounds, top_k_index.shape[0])
 
     def tokens_per_expert(self, num_experts: int) -> npt.NDArray[np.int64]:
         """`[num_experts]`"""
