@@ -1,13 +1,14 @@
 """VisMMOE's Table 4 on this machine: prompts with an image, step by step, loading misses or sharing them.
 
-    python -m bench.vl_decode                    10 layers, 12 GB on the disk, about 200 s on an H200
+    python -m bench.vl_decode                    10 layers, 12 GB on the disk, about 220 s on an H200
     python -m bench.vl_decode --layers 6 --runs 2 --modes offload
 
 The model is the small vision-language model at the sizes of Qwen3-VL-30B-A3B (`bench/vl/widening.py`): bytes,
 kernels and copies are the large one's, routing, image tokens and answers the trained one's. Pictures are nine
 scenes each, 1296 image tokens, none of them trained on; a lookahead predictor is first calibrated on others.
-All engines use one bank of experts, and Accelerate answers the same prompts. In a third mode, graph, tokens
-are decoded in the captured step, without the preset's predictor. Rows are kept as they come.
+All engines use one bank of experts, and Accelerate answers the same prompts. In a third mode, graph, prompts
+are read by grouped kernels and tokens decoded in the captured step; its whole preset is held against the base
+of mode offload. Rows are kept as they come.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench.vl.wide_checkpoint import ensure_widened
 from bench.vl.wide_geometry import add_wide_geometry, wide_geometry_of
 from bench.vl_accelerate import Peer, measure_accelerate
 from bench.vl_steps import HANDLERS, KEEP_RATIO, Bank, Measured, Setup, Step, measure, steps_of
-from bench.vl_table import accelerate_rows, cost_rows, graph_rows, speedup_rows, step_rows
+from bench.vl_table import accelerate_rows, cost_rows, speedup_rows, step_rows
 from hetero_runtime.evaluation.configuration import exactly_routed
 from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.lookahead.gather import GatherOptions
@@ -130,7 +131,7 @@ class Bench:
         about = self._about()
         rows = [row for step in done for row in step_rows(step, done, tokens=tokens)]
         rows += speedup_rows(done, self._peer, tokens=tokens, about=about)
-        rows += [*graph_rows(done, tokens=tokens), *cost_rows(done, about=about)]
+        rows += cost_rows(done, about=about)
         return rows if self._peer is None else [*rows, *accelerate_rows(self._peer, done, tokens=tokens)]
 
     def _calibrate(self, bank: Bank) -> None:

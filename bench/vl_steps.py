@@ -31,7 +31,7 @@ from hetero_runtime.stats import EngineStats, PhaseStats
 STEPS = ("base", "compression", "prediction", "orchestration")
 HANDLERS = {"offload": "load", "hybrid": "hybrid", "graph": "load"}
 """By mode: what happens to an expert that is missing. In mode graph tokens are decoded in the captured step,
-which knows no lookahead predictor: prompts are fetched ahead by popularity, and there is no whole preset."""
+and prompts read by grouped kernels."""
 KEEP_RATIO = 0.5
 _TEMPERATURE = 0.8
 """Greedy text repeats itself, which flatters every cache."""
@@ -58,19 +58,17 @@ class Step(NamedTuple):
             },
             "orchestration": {"preset": "vismmoe"},
         }
-        if self.mode == "graph":
-            words["prediction"] = {"preset": "lru", "vision": {"keep_ratio": KEEP_RATIO}}
         return words[self.name] | {"misses": {"handler": HANDLERS[self.mode]}}
 
     @property
     def reads_predictor(self) -> bool:
         """Whether it needs the calibrated one."""
-        return self.name in STEPS[2:] and self.mode != "graph"
+        return self.name in STEPS[2:]
 
 
 def steps_of(mode: str) -> list[Step]:
     """In their order."""
-    return [Step(mode, name) for name in STEPS if mode != "graph" or name != STEPS[-1]]
+    return [Step(mode, name) for name in STEPS]
 
 
 class Setup(NamedTuple):

@@ -27,6 +27,7 @@ from hetero_runtime.foresight.build import (
     make_foresight,
     make_row_eviction,
     refined_in_graph,
+    rolling_in_graph,
     router_shape,
 )
 from hetero_runtime.hf.architectures import Architecture
@@ -186,6 +187,7 @@ def _run(
         ),
         dtype=skeleton.dtype,
         predictors=followed_in_graph(config, minds.predictors),
+        lookahead=rolling_in_graph(config, minds.predictors),
         refined=refined_in_graph(config, minds.predictors),
         in_place=in_place,
     )

@@ -14,23 +14,18 @@ from hetero_gpu.control import ControlRegion, CopyEngine
 from hetero_gpu.experts.decode import MOST_TOKENS, DecodeExperts
 from hetero_gpu.experts.layout import ExpertFormat
 from hetero_gpu.experts.prefill import GroupedExperts
-from hetero_gpu.foresight import Room
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
 from hetero_runtime.experts.store import BankStore
-from hetero_runtime.foresight.build import router_shape
-from hetero_runtime.foresight.prompts import Prompts
+from hetero_runtime.graph_ahead import Ahead, look_ahead
 from hetero_runtime.hf.attention import keeps_states, why_not_capturable
 from hetero_runtime.hf.check_graphs import CheckGraphs
-from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.fused_attention import fuse_attention
-from hetero_runtime.hf.graph_sequences import GraphSequences, Texts
+from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
-from hetero_runtime.hf.pregate import PreGate
-from hetero_runtime.hf.router_hooks import listen_to_routers, router_top_k
+from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
-from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
@@ -39,7 +34,7 @@ from hetero_runtime.orchestrator.captured_prefetch import (
     CapturedPrefetch,
 )
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
-from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
+from hetero_runtime.orchestrator.grouped import ForeseesPrompts, GroupedOrchestrator
 from hetero_runtime.plan.demand import GROUPED_TOKENS
 from hetero_runtime.routing import Routing
 from hetero_runtime.routing.captured import CapturedRouting
@@ -101,15 +96,16 @@ def capture(
     region = ControlRegion(device, ring_size=MOST_OUTSTANDING)
     tables.attach(region)  # the host reads errors there without waiting
     steered = None if routing is None else _steered(parts, routing, active=active, tables=tables)
-    asker: Asker | None = None
+    ahead = Ahead()
     if copies_insertions and steered is not None:
-        asker = AskOneLayerAhead(steered, tables=tables, region=region)
+        ahead = Ahead(AskOneLayerAhead(steered, tables=tables, region=region))
     if prefetch_extra is not None:
-        asker = _asker(parts, tables, region, active=active, num_wanted=top_k + prefetch_extra)
-    prefetch = None if asker is None else _prefetch(parts, asker, bank, tables, region)
+        num_wanted = top_k + prefetch_extra
+        ahead = look_ahead(parts, tables, region, active=active, num_wanted=num_wanted, compressor=compressor)
+    prefetch = None if ahead.asker is None else _prefetch(parts, ahead.asker, bank, tables, region)
     in_place = None if parts.in_place is None else _in_place(parts, tables, region, top_k=top_k)
     orchestrator = DeviceOrchestrator(
-        _for_prompts(parts, form, top_k, max_tokens=min(places.max_length, GROUPED_TOKENS)),
+        _for_prompts(parts, form, max_tokens=min(places.max_length, GROUPED_TOKENS), foresees=ahead.foresees),
         cache=parts.cache,
         slabs=parts.slabs,
         bank=bank,
@@ -126,11 +122,14 @@ def capture(
             checks = CheckGraphs(parts.model, active=active, rows=places.rows, max_length=places.max_length)
             _capture(parts, checks, orchestrator)
             return GraphParts(orchestrator, CheckedSequences(checks))
-        texts = steered or _texts(parts, asker)
         sequences = GraphSequences(
-            parts.model, active=active, max_length=places.max_length, texts=texts, cut=compressor
+            parts.model,
+            active=active,
+            max_length=places.max_length,
+            texts=ahead.texts or steered,
+            cut=compressor,
         )
-        _look_nearer(parts, asker, sequences)
+        ahead.listen(sequences)
         _capture(parts, sequences, orchestrator, steered=steered)
     except BaseException:
         orchestrator.close()
@@ -207,11 +206,10 @@ def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int, spare: int) 
 
 
 def _for_prompts(
-    parts: EagerParts, form: ExpertFormat, top_k: int, *, max_tokens: int
+    parts: EagerParts, form: ExpertFormat, *, max_tokens: int, foresees: ForeseesPrompts | None
 ) -> GroupedOrchestrator:
-    experts = GroupedExperts(
-        form, top_k, max_tokens=max_tokens, dtype=parts.dtype, device=parts.slabs.memory.device
-    )
+    top_k, device = router_top_k(parts.model), parts.slabs.memory.device
+    experts = GroupedExperts(form, top_k, max_tokens=max_tokens, dtype=parts.dtype, device=device)
     experts.warm_up(parts.slabs.memory, num_experts=parts.store.num_experts)
     prompts = parts.orchestrator.prompts
     return GroupedOrchestrator(
@@ -224,7 +222,8 @@ def _for_prompts(
             if prompts is None
             else prompts.popularity
         ),
-        is_fetching_ahead=prompts is not None,
+        is_fetching_ahead=prompts is not None or foresees is not None,
+        foresees=foresees,
     )
 
 
@@ -233,53 +232,6 @@ def _format(parts: EagerParts) -> ExpertFormat:
         return expert_format(parts.store.layout, parts.store.forms, parts.experts[0])
     except UnreadableError as error:
         raise NotCapturableError(str(error)) from error
-
-
-def _asker(
-    parts: EagerParts,
-    tables: DeviceTables,
-    region: ControlRegion,
-    *,
-    active: torch.Tensor,
-    num_wanted: int,
-) -> Asker:
-    """Who says what is prefetched, `num_wanted` experts of a layer."""
-    kept_back = min(len(active) * router_top_k(parts.model), parts.store.num_experts)
-    if not parts.predictors:
-        look_ahead = PreGate(parts.model, num_guesses=num_wanted, active=active)
-        return AskOneLayerAhead(look_ahead, tables=tables, region=region, kept_back=kept_back)
-    from hetero_gpu.predict import DevicePredictor
-
-    predictor = DevicePredictor(parts.predictors[0].models, active)
-    predictor.attach(region)
-    num_layers, num_experts = parts.store.num_layers, parts.store.num_experts
-    sizes = [parts.cache.pool_size(layer) for layer in range(num_layers)]
-    return CapturedForesight(
-        predictor,
-        active=active,
-        tables=tables,
-        region=region,
-        per_layer=min(num_wanted, num_experts),
-        room=Room(kept_back=kept_back, is_shared=min(sizes) == parts.slabs.num_slabs),
-    )
-
-
-def _texts(parts: EagerParts, asker: Asker | None) -> Texts | None:
-    """Who reads prompts, where the captured step foresees; the model's routers are heard from now on."""
-    if not isinstance(asker, CapturedForesight):
-        return None
-    prompts = Prompts(parts.predictors, router_shape(parts.model), device=asker)
-    listen_to_routers(parts.model, prompts.hear)
-    return prompts
-
-
-def _look_nearer(parts: EagerParts, asker: Asker | None, sequences: GraphSequences) -> None:
-    """Forecasts are made anew inside the captured step, as near as the configuration says."""
-    if parts.refined is None:
-        return
-    assert isinstance(asker, CapturedForesight), "a refined predictor is a Mamba2 predictor, which foresees"
-    early = EarlyRouters(parts.model) if parts.refined.asks_early else None
-    asker.follow(Nearer(parts.refined.refinement, sequences.tokens, early))
 
 
 def _prefetch(

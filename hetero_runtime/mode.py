@@ -31,6 +31,7 @@ from hetero_runtime.speculation import checked_sequences
 from hetero_runtime.vision import CompressedSequences
 
 if TYPE_CHECKING:
+    from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
     from hetero_scheduler.predict.mamba2 import Mamba2Predictor
     from hetero_scheduler.predict.refined import Refined
 
@@ -49,6 +50,8 @@ class EagerParts(NamedTuple):
     dtype: torch.dtype
     predictors: Sequence[Mamba2Predictor] = ()
     """For each row one that the captured step can take over from."""
+    lookahead: Sequence[LookaheadMlp] = ()
+    """The same, where they look ahead within a pass."""
     refined: Refined | None = None
     """Who makes their forecasts anew, in the captured step too."""
     in_place: InPlaceMisses | None = None

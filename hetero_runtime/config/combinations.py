@@ -16,8 +16,11 @@ from hetero_runtime.errors import ConfigError
 
 MOST_CHECKED = 8
 """Tokens of a captured step, which are also those of its expert kernels."""
-_FORESIGHT_IN_GRAPH = ("mamba2", "jsd", "belady")
-"""The predictor, schedule and eviction policy that a captured step knows."""
+_FORESIGHT_IN_GRAPH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mamba2": ("jsd", ("belady",)),
+    "lookahead_mlp": ("top_b", ("lookahead", "lru", "lfu", "lfru")),
+}
+"""By predictor, the schedule and the eviction policies that a captured step knows with it."""
 
 
 def check_combinations(config: Config, source: str) -> None:
@@ -127,12 +130,15 @@ def _check_mode(config: Config, source: str) -> None:
                 "top_b and eviction.policy: lru"
             )
     elif mode == "graph" and acts_on_forecasts(config):
-        chosen = config.prediction.predictor, schedule, config.eviction.policy
-        if chosen != _FORESIGHT_IN_GRAPH:
+        predictor, eviction = config.prediction.predictor, config.eviction.policy
+        known_schedule, known_evictions = _FORESIGHT_IN_GRAPH.get(predictor, ("", ()))
+        if schedule != known_schedule or eviction not in known_evictions:
             raise ConfigError(
                 f"{source}: with execution.mode: graph {_listener(config)} needs all of "
-                "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady; here they "
-                f"are {', '.join(chosen)}. Write preset: seqmoe alone, or execution.mode: eager"
+                "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady, or of "
+                "lookahead_mlp, top_b and lookahead (or lru, lfu, lfru); here they are "
+                f"{predictor}, {schedule}, {eviction}. Write preset: seqmoe or vismmoe alone, or "
+                "execution.mode: eager"
             )
         if config.routing.policy != "exact":
             raise ConfigError(
@@ -187,7 +193,7 @@ def _check_drafts_in_graph(config: Config, source: str) -> None:
 def _check_misses(config: Config, source: str) -> None:
     handler, cpu = config.misses.handler, config.cpu
     predictor = config.prediction.predictor
-    if handler != "load" and config.execution.mode == "graph" and predictor in ("pregate", "mamba2"):
+    if handler != "load" and config.execution.mode == "graph" and predictor in ("pregate", *TRAINED):
         raise ConfigError(
             f"{source}: misses.handler: {handler} with execution.mode: graph and prediction.predictor: "
             f"{predictor}, for which a captured step prefetches, is not in this version; write preset: lru, "

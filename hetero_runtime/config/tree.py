@@ -132,7 +132,7 @@ class PredictionConfig:
     """What forecasts the experts that coming layers need. frequency: popularity so far. mamba2: trained on
     this model's routing, for schedules and evictions that act on forecasts. pregate: the next layer's router
     on this layer's input, in graph mode. lookahead_mlp: at every layer, of the next five in the same pass, by
-    recent routing, hidden states and what images look like; in eager mode."""
+    recent routing, hidden states and what images look like; in graph mode for schedule top_b."""
     path: str = "auto"
     """File of a trained predictor. auto: the one beside the model's folder, FOLDER.predictor.safetensors for
     mamba2, FOLDER.lookahead.safetensors for lookahead_mlp."""

@@ -10,7 +10,7 @@ import torch
 
 from hetero_gpu import SlabCache
 from hetero_runtime.config import ResolvedConfig
-from hetero_runtime.config.forecasts import acts_on_forecasts, schedules_forecasts
+from hetero_runtime.config.forecasts import TRAINED, acts_on_forecasts, schedules_forecasts
 from hetero_runtime.foresight.foresight import Foresight
 from hetero_runtime.foresight.link import Link
 from hetero_runtime.foresight.pace import Pace
@@ -73,7 +73,8 @@ def _lookahead_predictors(config: ResolvedConfig, count: int) -> list[LookaheadM
 
 def extra_in_graph(config: ResolvedConfig) -> int | None:
     """Experts of a layer beyond top-k that a captured step prefetches by guess or forecast; None for none."""
-    return config.prefetch.extra if config.prediction.predictor in ("pregate", "mamba2") else None
+    is_captured = config.prediction.predictor in ("pregate", *TRAINED)
+    return config.prefetch.extra if is_captured else None
 
 
 def followed_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> list[Mamba2Predictor]:
@@ -84,6 +85,15 @@ def followed_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -
 
     plain = [each.predictor if isinstance(each, Refined) else each for each in predictors]
     return [predictor for predictor in plain if isinstance(predictor, Mamba2Predictor)]
+
+
+def rolling_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> list[LookaheadMlp]:
+    """Those of `predictors` that a captured step can go on from and that speak at every layer."""
+    if config.execution.mode != "graph" or not predictors:
+        return []
+    from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
+
+    return [predictor for predictor in predictors if isinstance(predictor, LookaheadMlp)]
 
 
 def refined_in_graph(config: ResolvedConfig, predictors: Sequence[Predictor]) -> Refined | None:

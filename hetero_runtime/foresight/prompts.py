@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hetero_runtime.foresight.rows import Row, as_half
+from hetero_runtime.hf.visual import Images
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, ReadPrompt
 from hetero_runtime.plan.demand import PREDICTOR_TOKENS
 from hetero_scheduler.predict.routing import RouterShape, chosen_experts
@@ -33,7 +34,9 @@ class Prompts:
         self._heard: list[torch.Tensor] | None = None
 
     @contextmanager
-    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> Iterator[None]:
+    def read(
+        self, row: int, ids: torch.Tensor, *, is_first: bool, images: Images | None = None
+    ) -> Iterator[None]:
         """Around a pass over a prompt, or a part of one, in `row`. `is_first`: its text begins with it. Waits
         for the device at its end. Of a pass that is given up nothing stays."""
         self._heard = []

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from hetero_runtime.foresight.text import Said, Text
+from hetero_scheduler.predict.lookahead_features import Shares, shares_of
 from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
 
 
@@ -44,8 +45,13 @@ class RollingText(Text):
         self._pooled = hidden[0] if len(hidden) == 1 else hidden.float().mean(dim=0)
 
     def decided(self, layer: int, chosen: npt.NDArray[np.int64]) -> None:
+        self.shared(layer, shares_of(chosen, self._predictor.shape.num_experts))
+
+    def shared(self, layer: int, share: Shares) -> None:
+        """As `decided`, where it is known of each expert which share of the tokens chose it,
+        `[num_experts]`."""
         assert self._pooled is not None, f"the router of layer {layer} was not heard"
-        self._predictor.observe_tokens(self._step, layer, chosen, self._pooled)
+        self._predictor.observe_share(self._step, layer, share, self._pooled)
         self._pooled, self._has_spoken = None, False
 
     def speak(self, layer: int) -> list[Said]:

@@ -26,6 +26,7 @@ from hetero_runtime.generation.params import SamplingParams
 from hetero_runtime.generation.row_sampler import RowSampler
 from hetero_runtime.hf.forward import Sequence
 from hetero_runtime.hf.sequences import PromptCut, StaticSequences
+from hetero_runtime.hf.visual import Images
 
 Around = Callable[[], AbstractContextManager[None]]
 Replay = Callable[[], object]
@@ -36,8 +37,11 @@ Capture = Callable[[Callable[[], object]], Replay]
 class Texts(Protocol):
     """Somebody who is told of the texts in rows."""
 
-    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> AbstractContextManager[None]:
-        """Around each pass over a prompt `ids` `[n]` in `row`; `is_first`: its text begins with it."""
+    def read(
+        self, row: int, ids: torch.Tensor, *, is_first: bool, images: Images | None = None
+    ) -> AbstractContextManager[None]:
+        """Around each pass over a prompt `ids` `[n]` in `row`, with `images` where it has any; `is_first`:
+        its text begins with it."""
 
     def end(self, row: int) -> None:
         """The text of `row` has ended."""
@@ -187,7 +191,7 @@ class GraphSequences:
     ) -> int:
         """Run the prompt `ids` `[n]` in the empty `row`: its first token, sampled with `params` as all that
         follow; UNSOUND where the logits are. Waits for the device."""
-        with self._reading(row, ids):
+        with self._reading(row, ids, images or None):
             logits = self._sequences.prefill(row, ids, images or None)[None]
         self._sampler.set(row, params, ids)
         if self._sampler.is_plain(params):
@@ -226,10 +230,12 @@ class GraphSequences:
         if self.texts is not None:
             self.texts.end(row)
 
-    def _reading(self, row: int, ids: torch.Tensor) -> AbstractContextManager[None]:
+    def _reading(
+        self, row: int, ids: torch.Tensor, images: Images | None = None
+    ) -> AbstractContextManager[None]:
         if self.texts is None:
             return nullcontext()
-        return self.texts.read(row, ids, is_first=self._sequences.length(row) == 0)
+        return self.texts.read(row, ids, is_first=self._sequences.length(row) == 0, images=images)
 
     # ---- what is captured
 
@@ -287,10 +293,10 @@ class RowSequence:
         self,
         sequences: StaticSequences,
         row: int,
-        reading: Callable[[torch.Tensor], AbstractContextManager[None]],
+        reading: Callable[[torch.Tensor, Images | None], AbstractContextManager[None]],
     ) -> None:
         self._sequences, self._row, self._reading = sequences, row, reading
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        with self._reading(ids):
+        with self._reading(ids, images or None):
             return self._sequences.prefill(self._row, ids, images or None)

@@ -4,7 +4,8 @@
                                           │        ▲
     worker      ──────────────────────────┴─ copy ─┘                its own thread and stream
 
-What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, `CapturedForesight` by forecasts.
+What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, `CapturedForesight` by forecasts of
+steps to come, `CapturedLookahead` by those of layers to come.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. A worker that fails is
@@ -56,6 +57,9 @@ class Asker(ABC):
 
     def begin_decode(self) -> None:  # noqa: B027
         """By the host: the tables were handed over to the device just now."""
+
+    def end_decode(self) -> None:  # noqa: B027
+        """By the host: the tables are handed back next."""
 
 
 class AskOneLayerAhead(Asker):
@@ -148,6 +152,7 @@ class CapturedPrefetch:
     def finish(self) -> None:
         """Bring every task to its end, so that the host may take the slots over. Waits for the device and for
         copies under way; raises TimeoutError when one does not end."""
+        self._asker.end_decode()
         if self._tables.device.type == "cuda":
             torch.cuda.synchronize(self._tables.device)
         if not self._worker.is_alive:

@@ -24,6 +24,7 @@ from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
 from hetero_runtime.in_place import InPlaceStats
+from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
@@ -111,6 +112,9 @@ class DeviceOrchestrator(Orchestrator):
 
     def device_in_place_stats(self) -> InPlaceStats:
         return InPlaceStats() if self._in_place is None else self._in_place.stats()
+
+    def prediction_stats(self) -> PredictionStats:
+        return self._prefill.prediction_stats()
 
     def forget_counts(self) -> None:
         """Start `device_stats` and `device_in_place_stats` from zero."""

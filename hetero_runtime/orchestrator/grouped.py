@@ -9,7 +9,8 @@ One layer of a prompt; the host waits once, for the token counts, while the devi
 Copies arrive in the order of their submission, so a wave waits for the last of its experts only. Once a wave
 is submitted its slots may be loaded again: the copies start when the wave has read them. What gives way,
 and what is fetched ahead, is for `PromptScan` to say: not the policy's recency, which would throw away what
-the next layers need, but Belady's order as far as it is known; the policy only watches.
+the next layers need, but Belady's order as far as it is known, by popularity or, where somebody `foresees`,
+by a forecast after each layer; the policy only watches.
 
 The kernels add up in their own order, so the result equals transformers' up to rounding, not in every bit.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +28,28 @@ import torch
 from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.layer_numbers import LayerNumbers
 from hetero_gpu.experts.prefill import GroupedExperts
+from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_scheduler import EvictionPolicy, ExpertKey, Popularity
+from hetero_scheduler.predict import Forecast
 from hetero_scheduler.prompt_scan import PromptScan
 
 Counts = npt.NDArray[np.int64]
+
+
+class ForeseesPrompts(Protocol):
+    """Somebody who says, layer by layer, what comes next in a prompt."""
+
+    def decided(self, layer: int, tokens_per_expert: Counts) -> None:
+        """`layer` has routed all tokens: each expert gets that many of them, `[num_experts]`. Waits for
+        nothing."""
+
+    def forecast(self, layer: int) -> Forecast | None:
+        """What it says of the layers that follow `layer`, which decided last. Waits for the device."""
+
+    def stats(self) -> PredictionStats:
+        """What that has cost so far."""
+
 
 AHEAD_BYTES = 256 << 20
 """Prefetched bytes on the link at once, about 5 ms of PCIe 5: the link has work until the next layer knows
@@ -46,7 +65,8 @@ class GroupedOrchestrator(Orchestrator):
 
     `experts`: its `max_tokens` bound the workspace, and longer prompts run each layer in chunks, which count
     in the stats as passes of their own. `popularity`: profiled, and counted on from here.
-    `is_fetching_ahead`: whether layers to come are prefetched.
+    `is_fetching_ahead`: whether layers to come are prefetched. `foresees`: who forecasts them; None leaves it
+    to popularity.
     """
 
     def __init__(
@@ -58,12 +78,13 @@ class GroupedOrchestrator(Orchestrator):
         eviction: EvictionPolicy,
         popularity: Popularity,
         is_fetching_ahead: bool,
+        foresees: ForeseesPrompts | None = None,
     ) -> None:
         self._cache, self._slabs, self._experts, self._eviction = cache, slabs, experts, eviction
         self._num_layers, self._num_experts = eviction.score.shape
         self._popularity = popularity
         self._numbers = LayerNumbers(self._num_experts, slabs.memory.device)
-        self._is_fetching_ahead = is_fetching_ahead
+        self._is_fetching_ahead, self._foresees = is_fetching_ahead, foresees
         self._scan: PromptScan | None = None
         self._checkpoint: Callable[[], None] = _go_on
 
@@ -97,10 +118,11 @@ class GroupedOrchestrator(Orchestrator):
             self._experts.begin(
                 hidden[part], top_k_index[part], top_k_weights[part], num_experts=self._num_experts
             )
-            total += self._execute(layer, self._scan, is_last=part.stop >= num_tokens)
+            self._execute(layer, self._scan, total=total, is_last=part.stop >= num_tokens)
             self._experts.finish(out[part])
         self._eviction.observe(layer, total)
         self._popularity.observe(layer, total)
+        self._foresee(self._scan)
         if self._is_fetching_ahead:
             self._fetch_ahead(self._scan)
         return out
@@ -108,17 +130,23 @@ class GroupedOrchestrator(Orchestrator):
     def device_stats(self) -> CacheStats:
         return CacheStats()
 
+    def prediction_stats(self) -> PredictionStats:
+        return PredictionStats() if self._foresees is None else self._foresees.stats()
+
     def check(self) -> None:
         self._cache.check()
 
     # ---- stages of one layer
 
-    def _execute(self, layer: int, scan: PromptScan, *, is_last: bool) -> Counts:
-        """Submit every wave of the tokens that have begun. Returns the tokens of each expert."""
+    def _execute(self, layer: int, scan: PromptScan, *, total: Counts, is_last: bool) -> None:
+        """Submit every wave of the tokens that have begun. `total`: grows by the tokens of each expert."""
         self._numbers.ask(self._experts.bounds)
         residents = self._cache.residents(layer)
         self._launch(layer, residents)  # needed or not: an expert without tokens takes no time
         tokens = self._numbers.tokens_per_expert()
+        total += tokens
+        if is_last and self._foresees is not None:
+            self._foresees.decided(layer, total)  # before the waves, which wait for copies
         scan.begin(layer, tokens, is_last=is_last)
         self._cache.begin_layer(layer, frozenset(_keys(layer, np.flatnonzero(tokens))))
         is_awaited = tokens > 0
@@ -128,7 +156,6 @@ class GroupedOrchestrator(Orchestrator):
         self._wave(scan, here[is_awaited[here]])
         is_awaited[here] = False
         self._load_and_execute(scan, is_awaited, tokens)
-        return tokens
 
     def _load_and_execute(self, scan: PromptScan, is_awaited: npt.NDArray[np.bool_], tokens: Counts) -> None:
         """The awaited experts, which are on the link or not even that."""
@@ -172,6 +199,15 @@ class GroupedOrchestrator(Orchestrator):
         slots = self._cache.slots(layer, experts)
         self._experts.add(self._slabs.memory, *self._numbers.send(experts, slots))
         self._cache.release(keys)
+
+    def _foresee(self, scan: PromptScan) -> None:
+        """Hear what the layers to come will want, if any of it may have to be fetched."""
+        if self._foresees is None or self._cache.present()[scan.layer + 1 :].all():
+            return
+        forecast = self._foresees.forecast(scan.layer)
+        if forecast is not None:
+            self._eviction.observe_forecast(forecast)
+            scan.foresee(forecast.layers, forecast.probabilities[0])
 
     def _fetch_ahead(self, scan: PromptScan) -> None:
         """Prefetch what the next layers probably need, the nearest first, until the link has enough to do."""

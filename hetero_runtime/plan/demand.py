@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero_gpu.packed.layout import RING_BUFFERS
+from hetero_runtime.config.forecasts import TRAINED
 from hetero_runtime.config.tree import (
     Backing,
     Config,
@@ -144,7 +145,7 @@ class Demand:
 
 def prefetches_in_graph(config: Config | ResolvedConfig) -> bool:
     """Whether a captured step would prefetch."""
-    if config.prediction.predictor == "mamba2":
+    if config.prediction.predictor in TRAINED:
         return config.execution.mode == "graph"
     return config.prediction.predictor == "pregate" or config.prefetch.schedule == "bounded"
 

@@ -17,6 +17,7 @@ import torch
 
 from hetero_gpu.routing import DeviceCaches, Said, decide
 from hetero_runtime.hf.router_choice import RouterScores, let_choose
+from hetero_runtime.hf.visual import Images
 from hetero_runtime.routing.eviction import HELD
 from hetero_runtime.routing.routing import Routing, RoutingStats, TextPart
 
@@ -49,7 +50,9 @@ class CapturedRouting:
     # ---- prompts
 
     @contextmanager
-    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> Iterator[None]:
+    def read(
+        self, row: int, ids: torch.Tensor, *, is_first: bool, images: Images | None = None
+    ) -> Iterator[None]:
         """Around a pass over the prompt `ids` `[n]` in `row`. `is_first`: whether its text begins with it."""
         cache = self._routing.new_cache()
         if not is_first:

@@ -10,10 +10,13 @@ still worth to the pass is known nearly as well as to Belady, so the pass has a 
     3 + p      of a layer to come, probably not needed                       last
     infinity   awaited by the running layer, or probably needed by a later   only by `last_resort`
 
-t: the expert's share of the prompt's tokens. p: the probability that the prompt uses it.
+t: the expert's share of the prompt's tokens. p: the probability that the prompt uses it, by popularity or,
+where a predictor has spoken of its layer, by its forecast.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +50,7 @@ class PromptScan:
         is_known = popularity.counts.any(axis=1, keepdims=True)
         self._is_worth_fetching = self._p >= np.where(is_known, _LIKELY, _LIKELY_BLIND)
         self._hottest_first = np.argsort(-popularity.counts, axis=1, kind="stable")
-        self._num_tokens = num_tokens
+        self._num_tokens, self._top_k = num_tokens, top_k
         self._share = np.zeros(self._p.shape[1])
         self._num_used, self._executed = 0, 1.0
         self.layer = -1
@@ -69,6 +72,17 @@ class PromptScan:
     def mark_executed(self, experts: npt.NDArray[np.int64]) -> None:
         """The running layer has executed `experts`; their slots may go to others."""
         self.score[self.layer, experts] = self._executed + self._share[experts]
+
+    def foresee(self, layers: Sequence[int], probabilities: Scores) -> None:
+        """A predictor has spoken of `layers` that come after the running one: from now on it says which
+        experts they use and in which order, not popularity. `probabilities` `[len(layers), num_experts]`,
+        each row adding up to 1 at most."""
+        to_come = list(layers)
+        num_tokens = self._share.sum() * (self._num_tokens + 1) / self._top_k  # some may have been dropped
+        p = 1.0 - (1.0 - np.minimum(1.0, self._top_k * probabilities)) ** num_tokens
+        self._p[to_come], self._is_worth_fetching[to_come] = p, p >= _LIKELY
+        self._hottest_first[to_come] = np.argsort(-probabilities, axis=1, kind="stable")
+        self.score[to_come] = np.where(p < _LIKELY, 3.0 + p, np.inf)
 
     def expected(self, layer: int) -> npt.NDArray[np.int64]:
         """Experts of a later `layer` that this prompt probably uses, hottest first: no more of them than

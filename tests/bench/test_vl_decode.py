@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench import vl_decode
 from bench.harness import ResultFile
@@ -15,6 +16,7 @@ from bench.vl_steps import STEPS, Measured
 from hetero_gpu import CacheStats
 from hetero_runtime.routing import RoutingStats
 from hetero_runtime.stats import PhaseStats
+from tests.runtime.steps_on_cpu import steps_on_cpu
 
 SIZES = {
     "layers": 3,
@@ -63,6 +65,21 @@ def test_bench(words: list[str], tmp_path: Path) -> None:
         assert rows[f"vl.table4_{mode}_{step}_prefill_ms"].note.startswith(f"{pinned} layers pinned")
 
 
+@pytest.mark.slow
+def test_the_captured_step_has_all_steps_too(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter stands in where there is no GPU")
+    steps_on_cpu(monkeypatch)
+    asked = [*words, f"--results={tmp_path}", "--accelerate-tokens=0", "--modes", "offload", "graph"]
+    assert vl_decode.main(asked) == 0
+    rows = rows_in(tmp_path)
+    assert {f"vl.table4_graph_{step}_decode_ms" for step in STEPS} <= set(rows)
+    assert rows["vl.speedup_graph"].value > 0
+    assert rows["vl.table4_graph_orchestration_prefill_ms"].note.startswith("1 layers pinned")
+
+
 class _NoBank:
     @contextmanager
     def parts(self, _config: Any) -> Iterator[None]:
@@ -87,7 +104,7 @@ def test_parts_that_fail_leave_the_rows_of_others(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = RuntimeError("no room")
-    told = iter([canned(180), canned(150), failed, canned(30), canned(120), canned(90), canned(20)])
+    told = iter([canned(180), canned(150), failed, canned(30), *map(canned, (120, 90, 40, 20))])
 
     def measure(*_: Any, **__: Any) -> Measured:
         # what was measured before is on the disk by now
@@ -107,6 +124,7 @@ def test_parts_that_fail_leave_the_rows_of_others(
     assert "failed: calibration, offload prediction, accelerate" in capsys.readouterr().out
     rows = rows_in(tmp_path)
     assert rows["vl.speedup_offload"].value == pytest.approx((180 + 2 * 10) / (30 + 2 * 10))
-    assert rows["vl.graph_speedup"].value == pytest.approx((180 + 2 * 10) / (20 + 2 * 10))
+    assert rows["vl.speedup_graph"].value == pytest.approx((180 + 2 * 10) / (20 + 2 * 10))
+    assert "vl.table4_graph_orchestration_decode_ms" in rows
     assert "vl.table4_offload_prediction_prefill_ms" not in rows
     assert not [name for name in rows if "hybrid" in name or "accelerate" in name]

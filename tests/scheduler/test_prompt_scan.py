@@ -81,3 +81,17 @@ def test_a_layer_that_begins_once_more_keeps_its_executed_experts_longer() -> No
     scan.begin(0, tokens(1, 0, 1))
     scan.mark_executed(np.array([0]))
     assert 1 < scan.score[0, 0] < 2
+
+
+def test_what_is_foreseen_counts_in_place_of_popularity() -> None:
+    scan = PromptScan(
+        known(tokens(8, 0, 0, 0), tokens(8, 0, 0, 0), tokens(0, 0, 0, 8)), num_tokens=4, top_k=1
+    )
+    scan.begin(0, tokens(2, 1, 1, 0))
+    before = scan.score[2].copy()
+    scan.foresee((1,), np.array([[0.0, 0.3, 0.7, 0.0]]))
+    assert scan.expected(1).tolist() == [2, 1]
+    assert np.isinf(scan.score[1, 1:3]).all()
+    assert (scan.score[1, [0, 3]] == 3).all()  # needed by nobody: the first of that layer to leave
+    assert (scan.score[2] == before).all()
+    assert scan.last_resort()[1].argmin() == 0

@@ -4,13 +4,15 @@ windows      forecasts as they are used up ─► eviction scores (probabilistic
 refined      forecasts of the running step, made anew as more is known of it
 candidates   the likeliest experts of each layer's next run
 jsd          which of them the link carries next ─► task ring
+expired      forecasts within the step ─► eviction scores (VisMMOE's lookahead priority)
 """
 
 from __future__ import annotations
 
 from hetero_gpu.foresight.candidates import Candidates
+from hetero_gpu.foresight.expired import ExpiredFirst
 from hetero_gpu.foresight.jsd import JsdPrefetch, Room
 from hetero_gpu.foresight.refined import RefinedForecasts
 from hetero_gpu.foresight.windows import Windows
 
-__all__ = ["Candidates", "JsdPrefetch", "RefinedForecasts", "Room", "Windows"]
+__all__ = ["Candidates", "ExpiredFirst", "JsdPrefetch", "RefinedForecasts", "Room", "Windows"]

@@ -7,6 +7,8 @@ predictor.observe(l, router_logits)     of each layer; at a group's last one its
 others read predictor.probabilities     [rows, horizon, layers, experts], from the step after that on
 ──
 host.restore(predictor.export(row))     and back
+
+`lookahead` is the other one: VisMMOE's, which speaks at every layer of the layers that follow in its step.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hetero_scheduler.prefetch.top_b import DECAY, SIZE, WINDOW
 
 SMOOTHING = 0.5
 """Weight of a layer's newest run in what is kept of it."""
-_WITHIN, _REQUIRED = 2.0, 4.0
+WITHIN, REQUIRED = 2.0, 4.0
 """Added to priorities, which are at most 1: each kind scores above the one before."""
 
 
@@ -61,6 +61,11 @@ class Lookahead(EvictionPolicy):
         self._is_within = np.zeros(num_layers, dtype=np.bool_)
 
     @property
+    def kept(self) -> npt.NDArray[np.float64]:
+        """What is kept of each layer's runs, whatever is foreseen: a copy. Shape as `score`."""
+        return self._kept.copy()
+
+    @property
     def prefetch_score(self) -> npt.NDArray[np.float64]:
         return np.where(self._is_within[:, None], np.inf, self.score)
 
@@ -96,7 +101,7 @@ class Lookahead(EvictionPolicy):
             return
         expected = np.where(self._is_foreseen[near, None], self._expected[near], self._kept[near])
         priority = expected * self._decays
-        self.score[near] = np.where(greatest(priority, self._size), _REQUIRED, _WITHIN) + priority
+        self.score[near] = np.where(greatest(priority, self._size), REQUIRED, WITHIN) + priority
 
 
 def greatest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.bool_]:

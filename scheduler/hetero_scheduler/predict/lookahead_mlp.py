@@ -9,16 +9,24 @@ One pass, a prompt or a token:
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hetero_scheduler.predict.base import Forecast, Predictor
-from hetero_scheduler.predict.lookahead_features import LookaheadShape, faded, shares_of
+from hetero_scheduler.predict.lookahead_features import LookaheadShape, Shares, faded, shares_of
 from hetero_scheduler.predict.lookahead_model import LookaheadWeights
 from hetero_scheduler.predict.routing import chosen_experts
+
+
+class Remembered(NamedTuple):
+    """Of one text. `history` float32 `[num_layers, num_experts]`: shares of its passes, fading. `seen`
+    `[S, M]`: what its images add at each layer, as `LookaheadWeights.seen` says it."""
+
+    history: Shares
+    seen: torch.Tensor
 
 
 class LookaheadMlp(Predictor):
@@ -48,6 +56,19 @@ class LookaheadMlp(Predictor):
         self._step = self._layer = -1
         self._said: _Said | None = None
 
+    @property
+    def weights(self) -> LookaheadWeights:
+        """Those of all texts."""
+        return self._weights
+
+    def remembered(self) -> Remembered:
+        """All that it knows of the text: somebody else may go on from there."""
+        return Remembered(self._history[: self.shape.num_layers].copy(), self._seen)
+
+    def remember(self, history: Shares) -> None:
+        """The text went on elsewhere, and `history` is as it stands now. `[num_layers, num_experts]`"""
+        self._history[: self.shape.num_layers] = history
+
     def see(self, visual: torch.Tensor) -> None:
         """`visual` `[V]`: the mean visual embedding of the text's images, from now on."""
         if self.shape.visual_size:
@@ -66,14 +87,17 @@ class LookaheadMlp(Predictor):
         chosen = chosen_experts(router_logits, self.shape.top_k)[None]
         self.observe_tokens(step, layer, chosen, torch.from_numpy(np.asarray(hidden, dtype=np.float32)))
 
-    @torch.inference_mode()
     def observe_tokens(
         self, step: int, layer: int, chosen: npt.NDArray[np.integer], pooled: torch.Tensor
     ) -> None:
         """`layer` routed the tokens of a pass. `chosen` `[tokens, top_k]`: their experts. `pooled`
         `[hidden_size]`: the mean of what its router was asked. On a GPU this waits for nothing."""
+        self.observe_share(step, layer, shares_of(chosen, self.shape.num_experts), pooled)
+
+    @torch.inference_mode()
+    def observe_share(self, step: int, layer: int, share: Shares, pooled: torch.Tensor) -> None:
+        """As `observe_tokens`, of tokens of which each expert had that `share`, `[num_experts]`."""
         self._step, self._layer, self._said = step, layer, None
-        share = shares_of(chosen, self.shape.num_experts)
         self._history[layer] = faded(self._history[layer], share)
         if layer == self.shape.num_layers - 1:
             return

@@ -15,7 +15,7 @@ from hetero_runtime.hf.graph_sequences import StepPlan
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
-from tests.runtime.foresight.predictors import write_random_predictor
+from tests.runtime.foresight.predictors import write_random_lookahead, write_random_predictor
 
 pytestmark = pytest.mark.gpu
 
@@ -233,6 +233,38 @@ def test_foresight_changes_no_token(
         assert cache.required == cache.hits + cache.late + cache.misses
         assert cache.hits_prefetched <= cache.hits
         assert cache.hits_prefetched + cache.prefetches_wasted <= cache.prefetches
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("eviction", ["lookahead", "lru"])
+def test_looking_ahead_within_the_step_changes_no_token(
+    checkpoint: MakeCheckpoint, eviction: str, rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    folder = checkpoint("Qwen3Moe")
+    write_random_lookahead(folder)
+    alone = eager_answers(folder, prompts)
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine.load(
+            str(folder),
+            preset="vismmoe",
+            device="cuda",
+            memory={"residency": 0.8},
+            eviction={"policy": eviction},
+            execution={"mode": "graph", "max_rows": rows, "max_length": 128},
+        ) as engine,
+    ):
+        assert not said(caplog)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+        engine.check()
+        stats = engine.stats()
+        assert stats.prefill.prediction.layers > 0
+        assert stats.decode.cache.prefetches > 0
+        assert stats.decode.cache.required == (
+            stats.decode.cache.hits + stats.decode.cache.late + stats.decode.cache.misses
+        )
 
 
 def test_a_dead_worker_is_told_of_once_and_done_without(checkpoint: MakeCheckpoint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +15,10 @@ from hetero_gpu import SlabCache, SlabPool
 from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator import grouped as grouped_module
+from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_scheduler import ExpertKey, Popularity, SlotMachine, make_eviction
+from hetero_scheduler.predict import Forecast
 from tests.gpu.fake_copier import FakeCopier
 
 NUM_EXPERTS, TOP_K, RECORD = 6, 2, 16
@@ -152,3 +155,53 @@ def test_a_few_awaited_experts_are_one_wave() -> None:
     rig.run([[*range(NUM_EXPERTS)]])
     assert rig.experts.num_waves == 1
     assert rig.copier.num_fences == 2  # the cache's making, the wave
+
+
+class Foreknows:
+    """A ForeseesPrompts that knows the routing. `rig`: whose prompt it is."""
+
+    def __init__(self, rig: Rig, routing: Routing) -> None:
+        self._rig, self._routing = rig, routing
+        self.decided_at: list[int] = []
+        """Waves that were submitted before each layer's decision was heard."""
+        self.asked: list[int] = []
+
+    def decided(self, layer: int, tokens_per_expert: np.ndarray) -> None:
+        assert tokens_per_expert.sum() == TOP_K * len(self._routing[layer])
+        self.decided_at.append(self._rig.experts.num_waves)
+
+    def forecast(self, layer: int) -> Forecast | None:
+        self.asked.append(layer)
+        layers = range(layer + 1, len(self._routing))
+        if not layers:
+            return None
+        counts = np.stack([np.bincount(self._routing[each], minlength=NUM_EXPERTS) for each in layers])
+        shares = (counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+        return Forecast(shares[None], tuple(layers), layers[0])
+
+    def stats(self) -> PredictionStats:
+        return PredictionStats(len(self.asked), 0.0)
+
+
+def test_what_is_foreseen_is_fetched_and_nothing_else() -> None:
+    """Popularity would say of each later layer what the prompt before used, which this one does not."""
+    routing = [[0, 1, 2] * 3, [3, 4, 5] * 3, [0, 2, 4] * 3]
+    rig = Rig(3 * NUM_EXPERTS, 3)
+    rig.orchestrator._popularity.counts[1:] = [[9, 9, 9, 0, 0, 0], [0, 9, 0, 9, 0, 9]]
+    foreknows = rig.orchestrator._foresees = Foreknows(rig, routing)
+    rig.run(routing)
+    stats = rig.cache.stats()
+    assert (stats.misses, stats.prefetches, stats.loads) == (3, 6, 9)
+    assert foreknows.asked == [0, 1]  # after the last layer there is nothing to come
+    assert foreknows.decided_at[0] == 0  # ahead of the waves that wait for copies
+    assert rig.orchestrator.prediction_stats().layers == 2
+
+
+def test_nobody_waits_for_a_forecast_where_all_is_there() -> None:
+    routing = [[*range(NUM_EXPERTS)]] * 3
+    rig = Rig(3 * NUM_EXPERTS, 3)
+    rig.run(routing)
+    foreknows = rig.orchestrator._foresees = Foreknows(rig, routing)
+    rig.run(routing)
+    assert foreknows.asked == []
+    assert len(foreknows.decided_at) == 3

@@ -52,7 +52,7 @@ class Diary:
         self.entries: list[str] = []
 
     @contextmanager
-    def read(self, row: int, ids: torch.Tensor, *, is_first: bool) -> Iterator[None]:
+    def read(self, row: int, ids: torch.Tensor, *, is_first: bool, images: Any = None) -> Iterator[None]:
         assert is_first
         yield
         self.entries.append(f"read {len(ids)} in {row}")

@@ -1,0 +1,87 @@
+"""Lookahead within the captured step: at every layer a forecast of the next ones, fetched and guarded.
+
+    layer l     kept and window move on ─ ensure ─ … ─ predictor hears l ─┬─ scores: expired experts go first
+                     │ scores                                             └─ the B most wanted ─► task ring
+                     └─► who is evicted
+
+    a prompt    the host's predictor reads it (`foresight.rolling_prompts`) ─► its row of the device's
+
+VisMMOE's prediction, order and eviction (§3.3, §3.4.2), as the host's RollingText, TopB and Lookahead say
+them, with the paces of the device: tasks are sent as far as the ring has room, once a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hetero_gpu.control import ControlRegion
+from hetero_gpu.foresight import ExpiredFirst
+from hetero_gpu.predict.lookahead import DeviceLookahead
+from hetero_gpu.tables import DeviceTables, create_prefetch
+from hetero_runtime.orchestrator.captured_prefetch import Asker
+from hetero_scheduler.eviction.lookahead import Lookahead
+from hetero_scheduler.prefetch.top_b import DECAY, SIZE
+
+
+class CapturedLookahead(Asker):
+    """See the module docstring. `per_layer`: tasks of a layer, the router's top-k and some extra.
+    `kept_back`: slots that prefetches leave a layer. `eviction`: the host's, which scores go over to and come
+    back from; None where eviction does not follow forecasts."""
+
+    def __init__(
+        self,
+        predictor: DeviceLookahead,
+        *,
+        tables: DeviceTables,
+        region: ControlRegion,
+        per_layer: int,
+        kept_back: int,
+        eviction: Lookahead | None,
+    ) -> None:
+        self.predictor = predictor
+        self._tables, self._region, self._kept_back = tables, region, kept_back
+        self._per_layer = min(per_layer, tables.num_experts)
+        self._eviction = eviction
+        self._scores = None if eviction is None else ExpiredFirst(tables)
+        self._chosen: torch.Tensor | None = None
+        window = torch.arange(predictor.shape.window, device=tables.device)
+        self._decays = (DECAY**window)[:, None]
+
+    # ---- captured, for each layer
+
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
+        self._chosen = chosen
+        if self._scores is not None:
+            self._scores.begin_layer(layer, chosen)
+
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        assert self._chosen is not None, f"layer {layer} asks before it began"
+        chosen, self._chosen = self._chosen, None
+        said = self.predictor.observe(layer, chosen, hidden)
+        if said is None:
+            return
+        if self._scores is not None:
+            self._scores.expect(range(layer + 1, layer + 1 + len(said)), said)
+            self._scores.guard(layer)
+        keys = self._wanted(layer, said)
+        create_prefetch(self._tables, layer, keys, region=self._region, kept_back=self._kept_back)
+
+    def _wanted(self, layer: int, said: torch.Tensor) -> torch.Tensor:
+        """Keys of the B experts of most priority among the best of each layer, int32, the most wanted first;
+        resident ones count among them."""
+        priority = said * self._decays[: len(said)]
+        if self._per_layer < SIZE:  # else a layer's share of the B is never too large
+            least = priority.topk(self._per_layer, dim=1).values[:, -1:]
+            priority = priority * (priority >= least)
+        best = priority.flatten().topk(min(SIZE, len(said) * self._per_layer)).indices
+        return (best + self._tables.num_experts * (layer + 1)).int()
+
+    # ---- by the host, between passes
+
+    def begin_decode(self) -> None:
+        if self._scores is not None and self._eviction is not None:
+            self._scores.load(self._eviction.kept)
+
+    def end_decode(self) -> None:
+        if self._scores is not None:
+            self._scores.export()

@@ -1,0 +1,98 @@
+"""preset: vismmoe in graph mode, without a GPU: the tokens of eager mode, whatever is foreseen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetero_runtime.engine import Engine
+from hetero_runtime.foresight.rolling import RollingText
+from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from tests.architectures import prompt_ids
+from tests.runtime.engine.conftest import MakeCheckpoint
+from tests.runtime.engine.test_exactness import about, interleaved, picture
+from tests.runtime.foresight.predictors import write_random_lookahead
+from tests.runtime.steps_on_cpu import steps_on_cpu
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU"
+)
+
+TEXT = prompt_ids(5)[0].tolist()
+OPTIONS: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
+
+
+def load(folder: Path, mode: str, rows: int, **sections: Any) -> Engine:
+    words: dict[str, Any] = {
+        "preset": "vismmoe",
+        "memory": {"slabs": 20, "pinned_prefix": 1},
+        "execution": {"mode": mode, "max_rows": rows, "max_length": 128},
+    }
+    return Engine.load(folder, device="cpu", **{**words, **sections})
+
+
+def in_turns(engine: Engine, prompts: list[Any]) -> list[tuple[int, ...]]:
+    streams = [engine.stream(prompt, **OPTIONS) for prompt in prompts]
+    steps = [[delta.token_id for delta in step] for step in zip(*streams, strict=True)]
+    return list(zip(*steps, strict=True))
+
+
+def assert_sound(engine: Engine) -> None:
+    assert isinstance(engine._parts.orchestrator, DeviceOrchestrator)
+    engine.check()
+    stats = engine.stats()
+    decode = stats.decode.cache
+    assert decode.prefetches > 0
+    assert decode.required == decode.hits + decode.late + decode.misses
+    assert stats.prefill.prediction.layers > 0
+
+
+def test_rows_with_images_say_what_they_say_alone_in_eager_mode(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows step together, one of them with fewer image tokens; then another prompt takes a place."""
+    folder = checkpoint("Qwen3VLMoe")
+    write_random_lookahead(folder, sees=True)
+    prompts = [
+        about("compare", picture(64, seed=1), picture(128, seed=2)),
+        TEXT,
+        interleaved("first", picture(64, seed=3), "then", picture(64, seed=4), "which?"),
+    ]
+    with load(folder, "eager", rows=1) as engine:
+        expected = [engine.generate(prompt, **OPTIONS).token_ids for prompt in prompts]
+        kept = engine.stats().compression.kept_tokens
+    seen: list[torch.Tensor] = []
+    see = RollingText.see
+    monkeypatch.setattr(RollingText, "see", lambda text, visual: (seen.append(visual), see(text, visual)))
+    steps_on_cpu(monkeypatch)
+    with caplog.at_level(logging.WARNING), load(folder, "graph", rows=2) as engine:
+        assert "stays eager" not in caplog.text
+        assert in_turns(engine, prompts[:2]) == expected[:2]
+        assert engine.generate(prompts[2], **OPTIONS).token_ids == expected[2]
+        assert_sound(engine)
+        assert engine.stats().compression.kept_tokens == kept
+    assert len(seen) == 4  # of each prompt with images: all tokens, then those that went on
+
+
+@pytest.mark.parametrize("eviction", ["lookahead", pytest.param("lru", marks=pytest.mark.slow)])
+def test_prompts_one_after_another(
+    eviction: str, *, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("Qwen3Moe")
+    write_random_lookahead(folder)
+    prompts = [TEXT, prompt_ids(9, seed=1)[0].tolist(), TEXT]
+    with load(folder, "eager", rows=1) as engine:
+        expected = [engine.generate(prompt, **OPTIONS).token_ids for prompt in prompts]
+    steps_on_cpu(monkeypatch)
+    with load(folder, "graph", rows=1, eviction={"policy": eviction}) as engine:
+        assert [engine.generate(prompt, **OPTIONS).token_ids for prompt in prompts] == expected
+        assert_sound(engine)
+        orchestrator: Any = engine._parts.orchestrator
+        asker = orchestrator._prefetch._asker
+        assert isinstance(asker, CapturedLookahead)
+        assert (asker._scores is not None) == (eviction == "lookahead")
