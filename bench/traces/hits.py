@@ -10,7 +10,7 @@ nothing, and the same pipeline knowing the next step perfectly over the same lin
 
 The kept traces hold what routers say early for sampled text, so that is what is replayed; predictors were
 trained on other text. Counts do not depend on the machine that replays them. Needs no GPU; all documents
-of the three traces take two cores some minutes, side by side.
+of the three traces take two cores three minutes, side by side.
 """
 
 from __future__ import annotations
