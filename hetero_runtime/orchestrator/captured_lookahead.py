@@ -7,7 +7,8 @@
     a prompt    the host's predictor reads it (`foresight.rolling_prompts`) ─► its row of the device's
 
 VisMMOE's prediction, order and eviction (§3.3, §3.4.2), as the host's RollingText, TopB and Lookahead say
-them, with the paces of the device: tasks are sent as far as the ring has room, once a layer.
+them, with the paces of the device: tasks are sent once a layer, as far as the ring has room, for experts that
+are used more often than not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from hetero_gpu.tables import DeviceTables, create_prefetch
 from hetero_runtime.orchestrator.captured_prefetch import Asker
 from hetero_scheduler.eviction.lookahead import Lookahead
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE
+
+LIKELY = 0.5
+"""Probability from which an expert is worth a copy: what layers turn out to miss waits behind copies that are
+for nothing."""
 
 
 class CapturedLookahead(Asker):
@@ -68,13 +73,15 @@ class CapturedLookahead(Asker):
 
     def _wanted(self, layer: int, said: torch.Tensor) -> torch.Tensor:
         """Keys of the B experts of most priority among the best of each layer, int32, the most wanted first;
-        resident ones count among them."""
+        resident ones count among them. -1 for one that probably no row will use."""
         priority = said * self._decays[: len(said)]
         if self._per_layer < SIZE:  # else a layer's share of the B is never too large
             least = priority.topk(self._per_layer, dim=1).values[:, -1:]
             priority = priority * (priority >= least)
         best = priority.flatten().topk(min(SIZE, len(said) * self._per_layer)).indices
-        return (best + self._tables.num_experts * (layer + 1)).int()
+        is_likely = said.flatten()[best] >= LIKELY / self.predictor.shape.top_k
+        keys = best + (self._tables.num_experts * (layer + 1) + 1)
+        return (keys * is_likely - 1).int()
 
     # ---- by the host, between passes
 

@@ -11,6 +11,7 @@ import torch
 
 from hetero_runtime.engine import Engine
 from hetero_runtime.foresight.rolling import RollingText
+from hetero_runtime.orchestrator import captured_lookahead
 from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from tests.architectures import prompt_ids
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.skipif(
 
 TEXT = prompt_ids(5)[0].tolist()
 OPTIONS: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def _fetches_what_is_unlikely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictors that have learnt nothing are sure of nothing."""
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)
 
 
 def load(folder: Path, mode: str, rows: int, **sections: Any) -> Engine:

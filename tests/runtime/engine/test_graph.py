@@ -12,6 +12,7 @@ from hetero_gpu.control import Word
 from hetero_runtime import Engine
 from hetero_runtime.generation import Request
 from hetero_runtime.hf.graph_sequences import StepPlan
+from hetero_runtime.orchestrator import captured_lookahead
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
@@ -238,8 +239,14 @@ def test_foresight_changes_no_token(
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("eviction", ["lookahead", "lru"])
 def test_looking_ahead_within_the_step_changes_no_token(
-    checkpoint: MakeCheckpoint, eviction: str, rows: int, caplog: pytest.LogCaptureFixture
+    eviction: str,
+    rows: int,
+    *,
+    checkpoint: MakeCheckpoint,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)  # the predictor has learnt nothing
     prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
     folder = checkpoint("Qwen3Moe")
     write_random_lookahead(folder)

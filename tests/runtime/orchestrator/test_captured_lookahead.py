@@ -9,6 +9,7 @@ import torch
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.predict.lookahead import DeviceLookahead
 from hetero_gpu.tables import DeviceTables, ensure
+from hetero_runtime.orchestrator import captured_lookahead
 from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
 from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING
 from hetero_scheduler import ExpertKey, SlotState, make_eviction
@@ -91,7 +92,8 @@ def wanted_by_the_host(
 
 
 @pytest.mark.parametrize("per_layer", [1, 3, NUM_EXPERTS])
-def test_it_asks_for_what_the_host_would_fetch_first(per_layer: int) -> None:
+def test_it_asks_for_what_the_host_would_fetch_first(per_layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)  # the host's link decides what is worth it
     device, chosen = Device(per_layer), torch.tensor([[3, 5]])
     hidden = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(per_layer))
     device.run(0, chosen, hidden)
@@ -99,7 +101,21 @@ def test_it_asks_for_what_the_host_would_fetch_first(per_layer: int) -> None:
     assert device.fetching() == wanted_by_the_host(device, 0, per_layer, resident)
 
 
-def test_the_ring_is_full_and_nothing_more_is_asked_for() -> None:
+def test_what_is_probably_not_used_is_worth_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, chosen = Device(NUM_EXPERTS), torch.tensor([[3, 5]])
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 1.1)
+    device.run(0, chosen, torch.ones(1, HIDDEN))
+    assert device.fetching() == []
+    said = torch.zeros(5, NUM_EXPERTS)
+    said[0, 2], said[1, 4], said[4, 7] = 0.9 / TOP_K, 0.4 / TOP_K, 0.6 / TOP_K
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 0.5)
+    keys = device.asker._wanted(0, said).tolist()
+    assert keys[:3] == [NUM_EXPERTS + 2, -1, 5 * NUM_EXPERTS + 7]
+    assert set(keys[3:]) == {-1}
+
+
+def test_the_ring_is_full_and_nothing_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)
     device = Device(3)
     for layer in range(NUM_LAYERS):  # the last one looks at nothing
         device.run(layer, torch.tensor([[layer, layer + 1]]), torch.ones(1, HIDDEN))
