@@ -355,6 +355,9 @@ class SlabCache:
         held = self._machine.reserve(key, state, score=score, protected=protected)
         if held is None:
             return False
+        if held.evicted is not None:  # gone, also if nobody comes instead
+            self._stats.evictions += 1
+            self._has_left(held.evicted)
         before = self._in_flight.pop(held.slot, None)
         if before is not None:  # of a pass that was given up
             before.give_up()
@@ -367,10 +370,7 @@ class SlabCache:
             self._machine.abort(held.slot, held.tag)
             raise
         self._in_flight[held.slot] = transfer
-        if held.evicted is not None:
-            self._has_left(held.evicted)
         self._stats.loads += 1
-        self._stats.evictions += held.evicted is not None
         self._stats.bytes_moved += record.nbytes
         return True
 

@@ -145,6 +145,19 @@ def test_a_failing_copy_gives_the_slot_back_and_leaves_the_cache_usable() -> Non
     rig.execute(*keys(0, 1))
 
 
+def test_a_copy_that_fails_has_cost_the_expert_in_its_place() -> None:
+    rig = Rig(1)
+    assert rig.cache.prefetch(ExpertKey(1, 0))
+    rig.copier.arrive_next()
+    rig.cache.begin_layer(1, frozenset())  # landed, and not required
+    rig.copier.fail_next = OSError("the link is down")
+    with pytest.raises(OSError, match="the link is down"):
+        rig.cache.load(ExpertKey(0, 2))
+    rig.cache.check()
+    stats = rig.cache.stats()
+    assert (stats.evictions, stats.prefetches_wasted, stats.prefetches_open) == (1, 1, 0)
+
+
 def test_settle_after_a_pass_that_was_given_up() -> None:
     rig = Rig(2)
     rig.cache.begin_layer(0, frozenset(keys(0, 0, 1)))
