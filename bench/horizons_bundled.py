@@ -16,10 +16,11 @@ import numpy as np
 
 from bench.harness import ResultFile, Row
 from bench.simulated_bundled import MACHINE, read_bundled
+from hetero_runtime.beside_model import beside
 from hetero_runtime.bundled import model_path
 from hetero_runtime.prediction import RouterFingerprint, StoredPredictor, read_predictor
 from hetero_runtime.prediction.horizons import predictors_of
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.prediction.locate import PREDICTOR_SUFFIX
 from hetero_runtime.simulation import Sweep, run_sweep
 from hetero_runtime.simulation.report import machine_line, trace_line
 from hetero_runtime.trace import TraceInfo
@@ -94,7 +95,9 @@ def _row(result: SimulationResult, lru: SimulationResult, info: TraceInfo, *, pr
 def main(heldout: Path, predictor: Path | None = None) -> None:
     """Measure, print, write `horizons_bundled.json`."""
     trace, info = read_bundled(heldout)
-    stored = read_predictor(predictor or beside(model_path()), RouterFingerprint.of_trace(trace, info))
+    stored = read_predictor(
+        predictor or beside(model_path(), PREDICTOR_SUFFIX), RouterFingerprint.of_trace(trace, info)
+    )
     ResultFile.write("horizons_bundled", recall_rows(stored, trace) + hit_rows(stored, trace, info))
 
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from bench.harness import RESULTS, ResultFile, Row
 from bench.models.corpus import is_held_out, read_sources
 from hetero_runtime.assembly import Parts, assemble
+from hetero_runtime.beside_model import beside
 from hetero_runtime.bundled import model_path
 from hetero_runtime.calibration import CALIBRATION_SUFFIX, read_calibration
 from hetero_runtime.config import load_config
@@ -41,7 +42,6 @@ from hetero_runtime.evaluation.samples import draw
 from hetero_runtime.evaluation.tasks.spans import begin_token
 from hetero_runtime.evaluation.texts import cut_rows, spread, tokenise
 from hetero_runtime.planned import plan_for
-from hetero_runtime.prediction.locate import beside
 
 RESIDENCIES = {50: 0.5, 25: 0.25}
 GRID = Grid(

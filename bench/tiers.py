@@ -25,7 +25,7 @@ from bench.machine import ROOT
 from bench.memory_limit import LimitedGroup, limited_group, swap_on
 from bench.tier_case import TierCase
 from bench.widened import write_widened
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.beside_model import beside
 from hetero_runtime.tiers.locate import EXPERTS_SUFFIX
 from hetero_runtime.tiers.supply import NUM_READERS
 

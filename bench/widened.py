@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from hetero_runtime.beside_model import beside
 from hetero_runtime.bundled import model_path
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.prediction.file import write_predictor
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.prediction.locate import PREDICTOR_SUFFIX
 
 TINY = 1e-30
 """Far below what a bfloat16 sum of ordinary numbers can see, far above its smallest number."""
@@ -43,9 +44,11 @@ def write_widened(folder: Path, factor: int) -> Path:
         tensors = load_file(shard)
         widened = {name: _widened(name, tensor, width, noise) for name, tensor in tensors.items()}
         save_file(widened, folder / shard.name, metadata={"format": "pt"})
-    trained = read_predictor(beside(source))
+    trained = read_predictor(beside(source, PREDICTOR_SUFFIX))
     fingerprint = RouterFingerprint.of_model(read_geometry(folder))
-    write_predictor(beside(folder), trained.models, fingerprint=fingerprint, notes=trained.notes)
+    write_predictor(
+        beside(folder, PREDICTOR_SUFFIX), trained.models, fingerprint=fingerprint, notes=trained.notes
+    )
     return folder
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from hetero_runtime.beside_model import named_or_beside
 from hetero_runtime.calibration.file import CALIBRATE, describe_calibration
 from hetero_runtime.config.routing import READS
 from hetero_runtime.config.tree import PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.prediction.locate import named_or_beside
 
 CALIBRATION_SUFFIX = ".calibration.safetensors"
 

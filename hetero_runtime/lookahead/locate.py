@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from hetero_runtime.beside_model import beside, named_or_beside
 from hetero_runtime.config.tree import PredictionConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.lookahead.description import CALIBRATE, LOOKAHEAD_SUFFIX, read_lookahead_description
@@ -12,7 +13,6 @@ from hetero_runtime.lookahead.profile import PREFIX_SUFFIX, read_profiles
 from hetero_runtime.plan.geometry import Geometry, LookaheadGeometry
 from hetero_runtime.plan.prefix import ProfiledPrefix
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
-from hetero_runtime.prediction.locate import beside, named_or_beside
 
 
 class LocatedLookahead(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero_runtime.beside_model import beside
 from hetero_runtime.checkpoint import Checkpoint
 from hetero_runtime.checkpoint.checkpoint import CONFIG_NAME
 from hetero_runtime.config.tree import SpeculationConfig
@@ -12,7 +13,6 @@ from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry, TensorGroup, tensor_group
 from hetero_runtime.plan.kv import KvGeometry, read_kv
 from hetero_runtime.plan.model_config import TextConfig
-from hetero_runtime.prediction.locate import beside
 
 _SUFFIX = ".drafter"
 

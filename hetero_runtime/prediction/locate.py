@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from hetero_runtime.beside_model import named_or_beside
 from hetero_runtime.config.tree import Horizon, PredictionConfig
 from hetero_runtime.errors import ConfigError
 from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.prediction.description import FOR_THIS_MODEL, read_description
 from hetero_runtime.prediction.fingerprint import RouterFingerprint
 
-SUFFIX = ".predictor.safetensors"
+PREDICTOR_SUFFIX = ".predictor.safetensors"
 
 
 class Located(NamedTuple):
@@ -33,7 +34,7 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
     """
     if config.predictor != "mamba2":
         return None
-    path = named_or_beside(config.path, geometry.path)
+    path = named_or_beside(config.path, geometry.path, PREDICTOR_SUFFIX)
     if not path.exists():
         raise ConfigError(
             f"prediction.predictor: mamba2 needs a predictor trained for this model, and {path} does not "
@@ -49,14 +50,3 @@ def locate_predictor(config: PredictionConfig, geometry: Geometry) -> Located | 
             "trace that was recorded with --early"
         )
     return Located(path, described.num_bytes, described.horizons)
-
-
-def beside(folder: Path, suffix: str = SUFFIX) -> Path:
-    """The file that belongs to the model in `folder`: beside it, named like it, with `suffix`."""
-    folder = folder.resolve()
-    return folder.with_name(folder.name + suffix)
-
-
-def named_or_beside(named: str, folder: Path, suffix: str = SUFFIX) -> Path:
-    """The file that a key of the configuration means: `named`, or for `auto` the one beside the model."""
-    return beside(folder, suffix) if named == "auto" else Path(named).expanduser()

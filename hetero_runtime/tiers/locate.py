@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetero_runtime.beside_model import named_or_beside
 from hetero_runtime.config.tree import Config
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.expert_file.header import read_expert_header
 from hetero_runtime.plan.geometry import Geometry
-from hetero_runtime.prediction.locate import named_or_beside
 
 EXPERTS_SUFFIX = ".experts.safetensors"
 

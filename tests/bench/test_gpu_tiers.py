@@ -16,11 +16,11 @@ from bench.peak_memory import PeakMemory
 from bench.tier_case import Planned, TierCase
 from hetero_gpu import mapped
 from hetero_runtime import planned
+from hetero_runtime.beside_model import beside
 from hetero_runtime.config import ResolvedConfig, load_config
 from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.plan import Gpu, detect
 from hetero_runtime.planned import decide
-from hetero_runtime.prediction.locate import beside
 from hetero_runtime.tiers.locate import EXPERTS_SUFFIX
 from tests.gpu.fake_mapper import FakeMapper
 from tests.runtime.engine.rest import engine_threads

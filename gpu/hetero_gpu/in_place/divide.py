@@ -64,10 +64,7 @@ def divide(
     of the same layer must follow. Contiguous; asynchronous, capturable.
     """
     num_pairs = top_k_index.numel()
-    if num_pairs > tables.max_pairs:
-        raise ValueError(
-            f"{num_pairs} pairs of token and expert: the tables were made for {tables.max_pairs}"
-        )
+    sizes = tables.layer_sizes(num_pairs)
     if not (top_k_index.is_contiguous() and top_k_weights.is_contiguous()):
         raise ValueError("top_k_index and top_k_weights must be contiguous")
     _divide_kernel[(1,)](
@@ -80,14 +77,7 @@ def divide(
         division.number_of,
         tables.for_kernels,
         layer,
-        NUM_PAIRS=num_pairs,
-        NUM_SLOTS=tables.num_slots,
-        NUM_LAYERS=tables.num_layers,
-        NUM_EXPERTS=tables.num_experts,
-        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
-        SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
-        LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
-        EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
+        **sizes,
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
         num_warps=tables.num_warps,

@@ -67,10 +67,7 @@ def ensure(
     Each layer of a pass calls this once, in order.
     """
     num_pairs = top_k_index.numel()
-    if num_pairs > tables.max_pairs:
-        raise ValueError(
-            f"{num_pairs} pairs of token and expert: the tables were made for {tables.max_pairs}"
-        )
+    sizes = tables.layer_sizes(num_pairs)
     if not top_k_index.is_contiguous() or top_k_index.is_floating_point():
         raise ValueError("top_k_index must be contiguous integers")
     _ensure_kernel[(1,)](
@@ -83,14 +80,7 @@ def ensure(
         tables.error_address,
         tables.pause_address,
         layer,
-        NUM_PAIRS=num_pairs,
-        NUM_SLOTS=tables.num_slots,
-        NUM_LAYERS=tables.num_layers,
-        NUM_EXPERTS=tables.num_experts,
-        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
-        SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
-        LAYER_BLOCK=triton.next_power_of_2(tables.num_layers),
-        EXPERT_BLOCK=triton.next_power_of_2(tables.num_experts),
+        **sizes,
         AWAITS_LATE=awaits_late,
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import triton
 
 from hetero_gpu.cache_stats import CacheStats
 from hetero_gpu.control.fault import TableError
@@ -96,6 +97,24 @@ class DeviceTables:
     def for_kernels(self) -> SlotTables:
         """All that kernels share, at addresses that never change."""
         return SlotTables(*(getattr(self, name) for name in SlotTables._fields))
+
+    def layer_sizes(self, num_pairs: int) -> dict[str, int]:
+        """What a kernel that decides a layer of `num_pairs` pairs is compiled for. Raises ValueError for more
+        pairs than there is room for."""
+        if num_pairs > self.max_pairs:
+            raise ValueError(
+                f"{num_pairs} pairs of token and expert: the tables were made for {self.max_pairs}"
+            )
+        return {
+            "NUM_PAIRS": num_pairs,
+            "NUM_SLOTS": self.num_slots,
+            "NUM_LAYERS": self.num_layers,
+            "NUM_EXPERTS": self.num_experts,
+            "PAIR_BLOCK": triton.next_power_of_2(num_pairs),
+            "SLOT_BLOCK": triton.next_power_of_2(self.num_slots),
+            "LAYER_BLOCK": triton.next_power_of_2(self.num_layers),
+            "EXPERT_BLOCK": triton.next_power_of_2(self.num_experts),
+        }
 
     @property
     def landed_for_kernels(self) -> LandedTables:

@@ -18,8 +18,8 @@ OutOption = Annotated[
 
 def file_to_write(out: Path | None, config: Config, suffix: str) -> Path:
     """What `--out` means for the model of `config`. Raises DeviceError where its folder does not exist."""
+    from hetero_runtime.beside_model import beside
     from hetero_runtime.config import model_dir
-    from hetero_runtime.prediction.locate import beside
     from hetero_runtime.whole_file import check_folder
 
     path = out or beside(model_dir(config), suffix)

@@ -75,11 +75,11 @@ def _profile(
 
 
 def _keep(config: Config, profile: PrefixProfile) -> Path:
+    from hetero_runtime.beside_model import beside
     from hetero_runtime.config import model_dir
     from hetero_runtime.lookahead.profile import PREFIX_SUFFIX, read_profiles, with_profile, write_profiles
     from hetero_runtime.plan import read_geometry
     from hetero_runtime.prediction import RouterFingerprint
-    from hetero_runtime.prediction.locate import beside
 
     fingerprint = RouterFingerprint.of_model(read_geometry(model_dir(config)))
     path = beside(model_dir(config), PREFIX_SUFFIX)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hetero_runtime.beside_model import beside
 from hetero_runtime.calibration import CALIBRATION_SUFFIX, write_calibration
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint
-from hetero_runtime.prediction.locate import beside
 from hetero_scheduler.routing import Calibration, TokenPrior
 
 

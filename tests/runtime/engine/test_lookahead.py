@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetero_runtime.beside_model import beside
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import CheckpointError, ConfigError
 from hetero_runtime.foresight.rolling import RollingText
@@ -18,7 +19,6 @@ from hetero_runtime.lookahead.profile import PREFIX_SUFFIX, PrefixPoint, PrefixP
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction import RouterFingerprint
-from hetero_runtime.prediction.locate import beside
 from hetero_runtime.source import config_from
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_runtime.beside_model import beside
 from hetero_runtime.lookahead import LOOKAHEAD_SUFFIX
 from hetero_runtime.lookahead.file import write_lookahead
 from hetero_runtime.plan import read_geometry
 from hetero_runtime.prediction import RouterFingerprint, write_predictor
-from hetero_runtime.prediction.locate import beside
+from hetero_runtime.prediction.locate import PREDICTOR_SUFFIX
 from hetero_scheduler.predict.lookahead_features import LookaheadShape
 from hetero_scheduler.predict.lookahead_model import LookaheadModel, LookaheadWeights
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
@@ -51,7 +52,7 @@ def write_random_predictor(folder: Path, *, is_refined: bool = False) -> Path:
     geometry = read_geometry(folder)
     models = random_models(geometry.num_moe_layers, geometry.num_experts, geometry.top_k)
     refinement = random_refinement(geometry.num_moe_layers, geometry.num_experts) if is_refined else None
-    path = beside(folder)
+    path = beside(folder, PREDICTOR_SUFFIX)
     fingerprint = RouterFingerprint.of_model(geometry)
     write_predictor(path, models, fingerprint=fingerprint, notes={}, refinement=refinement)
     return path

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hetero_runtime import assembly
 from hetero_runtime.assembly import Parts, assemble
+from hetero_runtime.beside_model import beside
 from hetero_runtime.cli.calibrate import app
 from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
@@ -27,7 +28,6 @@ from hetero_runtime.lookahead.prefix import ProfileOptions, profile_prefixes
 from hetero_runtime.lookahead.profile import PREFIX_SUFFIX
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.planned import plan_for
-from hetero_runtime.prediction.locate import beside
 from hetero_runtime.prompt import PromptReader
 from hetero_runtime.source import config_from
 from hetero_runtime.tiers import opening
