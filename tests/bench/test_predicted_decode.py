@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
 from hetero_scheduler.predict.mamba2_model import GroupModel, GroupShape
 from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.trace import Trace
+from tests.bench.made_up_profile import MadeUpProfile, event
 from tests.bench.traces.test_compact import INFO
 
 LAYERS, TOKENS, DECODED = 4, 6 * (PROMPT + 8), 6
@@ -229,28 +229,17 @@ def test_an_engine_that_cannot_be_costs_no_experts(bench: Bench, monkeypatch: py
     assert not made
 
 
-class MadeUpProfile:
-    """Four steps of one expert kernel and two of foresight."""
-
-    def __init__(self, **_: object) -> None: ...
-
-    def __enter__(self) -> MadeUpProfile:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def events(self) -> Iterator[Any]:
-        for i, name in enumerate(4 * ["up_kernel", "_forecast_kernel", "_jsd_kernel"]):
-            yield SimpleNamespace(
-                name=name,
-                device_type=SimpleNamespace(name="CUDA"),
-                time_range=SimpleNamespace(start=10 * i, end=10 * i + 6),
-                is_user_annotation=False,
-            )
+PROFILE = MadeUpProfile(
+    [
+        event(name, 10 * i, 10 * i + 6)
+        for i, name in enumerate(4 * ["up_kernel", "_forecast_kernel", "_jsd_kernel"])
+    ]
+)
+"""Four steps of one expert kernel and two of foresight."""
 
 
 def test_overhead_is_of_the_step_that_nobody_looks_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_breakdown, "profile", MadeUpProfile)
+    monkeypatch.setattr(step_breakdown, "profile", PROFILE)
     monkeypatch.setattr(Bench, "profiles", lambda *_: True)
     assert bench.measure(Contender(0.45, "layer"))
     (outcome,) = bench.done.values()

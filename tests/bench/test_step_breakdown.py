@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,35 +13,23 @@ from bench.decode_case import Case
 from bench.harness import ResultFile
 from bench.plots import STEP_KINDS
 from bench.step_time import ALL_KINDS
+from tests.bench.made_up_profile import MadeUpProfile, event
 
 CASES = (Case("lru", 1.0), Case("lru", 0.45), Case("lru", 0.001))
 
 
-def event(name: str, begin: float, end: float, *, kind: str = "CUDA", is_range: bool = False) -> Any:
-    return SimpleNamespace(
-        name=name,
-        device_type=SimpleNamespace(name=kind),
-        time_range=SimpleNamespace(start=begin, end=end),
-        is_user_annotation=is_range,
-    )
-
-
-class MadeUpProfile:
-    """Sees the same work every time: 16 steps of one expert kernel and one that nobody knows."""
-
-    def __init__(self, **_: object) -> None: ...
-
-    def __enter__(self) -> MadeUpProfile:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def events(self) -> Iterator[Any]:
-        yield event("cudaGraphLaunch", 0, 5, kind="CPU")
-        yield event("decode", 0, 500, is_range=True)
-        for step in range(16):
-            yield event("up_kernel", 100 * step, 100 * step + 30)
-            yield event("brand_new", 100 * step + 35, 100 * step + 40)
+PROFILE = MadeUpProfile(
+    [
+        event("cudaGraphLaunch", 0, 5, kind="CPU"),
+        event("decode", 0, 500, is_range=True),
+        *(
+            event(name, 100 * step + begin, 100 * step + end)
+            for step in range(16)
+            for name, begin, end in (("up_kernel", 0, 30), ("brand_new", 35, 40))
+        ),
+    ]
+)
+"""16 steps of one expert kernel and one that nobody knows."""
 
 
 @pytest.fixture
@@ -57,7 +42,7 @@ def words(
 ) -> list[str]:
     monkeypatch.setattr(step_breakdown, "CASES", CASES)
     monkeypatch.setattr(step_breakdown, "TRACED_CASE", CASES[1])
-    monkeypatch.setattr(step_breakdown, "profile", MadeUpProfile)
+    monkeypatch.setattr(step_breakdown, "profile", PROFILE)
     words = ["--checkpoint", str(checkpoint), "--routing", str(routing), "--device", "cpu", "--runs", "1"]
     return [*words, "--tokens", "8", "--results", str(tmp_path), *geometry_words]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from hetero_runtime.config import load_config
 from hetero_runtime.engine import Engine
+from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.planned import decide
 from tests.architectures import build_checkpoint, prompt_ids, reference_model
 from tests.runtime.engine.answers import Answer, aligned, transformers_answer
 from tests.runtime.engine.rest import Banks, assert_at_rest, engine_threads, num_open_files
-from tests.runtime.engine.serving import OPTIONS, PROMPTS, Alone, Serve, load
+from tests.runtime.engine.serving import OPTIONS, PROMPTS, Alone, Said, Serve, load, say
 
 NUM_TOKENS = 64
 PROMPT = prompt_ids(17)
@@ -51,6 +55,23 @@ def answer(checkpoint: MakeCheckpoint) -> MakeAnswer:
         return transformers_answer(model, {"input_ids": PROMPT}, num_tokens=NUM_TOKENS)
 
     return ask
+
+
+@pytest.fixture(scope="session")
+def packed_model(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its expert file beside it."""
+    folder = tmp_path_factory.mktemp("packed") / "model"
+    shutil.copytree(checkpoint("Qwen3Moe"), folder)
+    config = decide(load_config({"model": {"path": str(folder)}, "device": "cpu"})).config
+    pack(config, folder.with_name("model.experts.safetensors"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def packed_answers(packed_model: Path) -> Said:
+    """What `packed_model` says with all experts on device cpu."""
+    with Engine.load(packed_model, device="cpu", memory={"slabs": "all"}) as engine:
+        return say(engine)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ PROMPTS = [prompt_ids(5 + 7 * seed, seed=seed)[0].tolist() for seed in range(8)]
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
+Said = tuple[tuple[int, ...], ...]
 Alone = Callable[..., Completion]
 Serve = Callable[..., Engine]
 
@@ -22,3 +23,8 @@ def load(folder: Path, device: str, *, max_rows: int = 2, **memory: Any) -> Engi
     return Engine.load(
         folder, device=device, memory=memory or {"residency": 0.25}, execution={"max_rows": max_rows}
     )
+
+
+def say(engine: Engine) -> Said:
+    """Answers to the first three prompts."""
+    return tuple(engine.generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS[:3])

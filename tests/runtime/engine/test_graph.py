@@ -39,6 +39,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("hetero_runtime")]
 
 
+def different_prompts(number: int) -> list[list[int]]:
+    """Of different lengths too."""
+    return [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(number)]
+
+
 def answer(engine: Engine, prompt: list[int] = PROMPT, num_tokens: int = 48) -> tuple[int, ...]:
     return engine.generate(prompt, max_tokens=num_tokens, ignore_eos=True).token_ids
 
@@ -47,6 +52,13 @@ def eager_answers(folder: object, prompts: list[list[int]]) -> list[tuple[int, .
     """One after another, all experts resident."""
     with load(folder, "eager", residency=1.0) as engine:
         return [answer(engine, prompt) for prompt in prompts]
+
+
+def assert_said_side_by_side(engine: Engine, prompts: list[list[int]], alone: list[tuple[int, ...]]) -> None:
+    """All of `prompts` at once get the answers that each gets `alone`."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
+    engine.check()
 
 
 @pytest.mark.parametrize("memory", [{"slabs": 4}, {"residency": 0.25}, {"slabs": "all"}], ids=str)
@@ -76,7 +88,7 @@ def test_tokens_equal_the_eager_engines(
 def test_misses_computed_on_the_cpu_in_the_captured_step_change_no_token(
     checkpoint: MakeCheckpoint, misses: dict[str, object], rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, prompts = checkpoint("Qwen3Moe"), [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(3)]
+    folder, prompts = checkpoint("Qwen3Moe"), different_prompts(3)
     alone = eager_answers(folder, prompts)
     with (
         caplog.at_level(logging.WARNING),
@@ -120,14 +132,12 @@ def test_every_required_expert_is_counted(checkpoint: MakeCheckpoint, eviction: 
 def test_rows_that_step_together_do_not_disturb_each_other(
     checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(6)]
+    prompts = different_prompts(6)
     folder = checkpoint(name)
     alone = eager_answers(folder, prompts)
     with caplog.at_level(logging.WARNING), load(folder, "graph", rows=rows, residency=0.8) as engine:
         assert not said(caplog)
-        with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
-        engine.check()
+        assert_said_side_by_side(engine, prompts, alone)
         decode = engine.stats().decode
         assert decode.tokens == 6 * 47
         assert decode.passes < decode.tokens, "no step had more than one row"
@@ -138,7 +148,7 @@ def test_rows_that_step_together_do_not_disturb_each_other(
 def test_drafts_are_checked_in_one_captured_step(
     checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompts = [3 * prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    prompts = [3 * prompt for prompt in different_prompts(4)]
     folder = checkpoint(name)
     alone = eager_answers(folder, prompts)
     with (
@@ -152,9 +162,7 @@ def test_drafts_are_checked_in_one_captured_step(
         ) as engine,
     ):
         assert not said(caplog)
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
-        engine.check()
+        assert_said_side_by_side(engine, prompts, alone)
         assert engine.stats().drafts.accepted > 0
 
 
@@ -191,14 +199,12 @@ def load_prefetching(folder: object, *, rows: int = 1, **memory: object) -> Engi
 def test_prefetching_changes_no_token(
     checkpoint: MakeCheckpoint, name: str, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    prompts = different_prompts(4)
     folder = checkpoint(name)
     alone = eager_answers(folder, prompts)
     with caplog.at_level(logging.WARNING), load_prefetching(folder, rows=rows, residency=0.8) as engine:
         assert not said(caplog)
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
-        engine.check()
+        assert_said_side_by_side(engine, prompts, alone)
         cache = engine.stats().decode.cache
         assert cache.prefetches > 0
         assert cache.required == cache.hits + cache.late + cache.misses
@@ -210,7 +216,7 @@ def test_foresight_changes_no_token(
     checkpoint: MakeCheckpoint, horizon: str, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However near it looks; what has come of prefetches is known when all is said."""
-    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
     write_random_predictor(folder, is_refined=True)
     alone = eager_answers(folder, prompts)
@@ -226,9 +232,7 @@ def test_foresight_changes_no_token(
         ) as engine,
     ):
         assert not said(caplog)
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
-        engine.check()
+        assert_said_side_by_side(engine, prompts, alone)
         cache = engine.stats().decode.cache
         assert cache.prefetches > 0
         assert cache.required == cache.hits + cache.late + cache.misses
@@ -247,7 +251,7 @@ def test_looking_ahead_within_the_step_changes_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)  # the predictor has learnt nothing
-    prompts = [prompt_ids(9 + 2 * i, seed=i)[0].tolist() for i in range(4)]
+    prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
     write_random_lookahead(folder)
     alone = eager_answers(folder, prompts)
@@ -263,9 +267,7 @@ def test_looking_ahead_within_the_step_changes_no_token(
         ) as engine,
     ):
         assert not said(caplog)
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda prompt: answer(engine, prompt), prompts)) == alone
-        engine.check()
+        assert_said_side_by_side(engine, prompts, alone)
         stats = engine.stats()
         assert stats.prefill.prediction.layers > 0
         assert stats.decode.cache.prefetches > 0

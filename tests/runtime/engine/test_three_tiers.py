@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +10,16 @@ from typing import Any
 import pytest
 
 from hetero_runtime import planned
-from hetero_runtime.config import ResolvedConfig, load_config
+from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import CheckpointError, RequestError
-from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.expert_file.stored import StoredRecords
 from hetero_runtime.plan import Gpu, detect
-from hetero_runtime.planned import decide
 from hetero_runtime.tiers import reading
-from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.rest import assert_at_rest, engine_threads
-from tests.runtime.engine.serving import OPTIONS, PROMPTS
+from tests.runtime.engine.serving import Said, say
 
-MODEL = "Qwen3Moe"
 TOP_K, NUM_ROUTED = 4, 48
-
-Said = tuple[tuple[int, ...], ...]
 
 
 @pytest.fixture
@@ -38,27 +31,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(reading, "RETRY_PAUSES_S", (0.0,))
     yield
     assert engine_threads() == []
-
-
-@pytest.fixture(scope="module")
-def packed_model(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with its expert file beside it."""
-    folder = tmp_path_factory.mktemp("tiers") / "model"
-    shutil.copytree(checkpoint(MODEL), folder)
-    config = decide(load_config({"model": {"path": str(folder)}, "device": "cpu"})).config
-    pack(config, folder.with_name("model.experts.safetensors"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(packed_model: Path) -> Said:
-    """What the model says with all experts on device cpu."""
-    with Engine.load(packed_model, device="cpu", memory={"slabs": "all"}) as engine:
-        return _say(engine)
-
-
-def _say(engine: Engine) -> Said:
-    return tuple(engine.generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS[:3])
 
 
 def _load(folder: Path, *, slabs: int, memory: dict[str, Any] | None = None, **overrides: Any) -> Engine:
@@ -78,10 +50,10 @@ def _assert_tiers_at_rest(engine: Engine) -> None:
 @pytest.mark.parametrize("slabs", [TOP_K, 12, 30])
 @pytest.mark.parametrize("host_slabs", [TOP_K, 12, 24, NUM_ROUTED])
 def test_what_lies_where_changes_no_token(
-    card: None, packed_model: Path, expected: Said, slabs: int, host_slabs: int
+    card: None, packed_model: Path, packed_answers: Said, slabs: int, host_slabs: int
 ) -> None:
     with _load(packed_model, slabs=slabs, memory={"host_slabs": host_slabs}) as engine:
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         disk, cache = engine.stats().disk, engine.stats().prefill.cache + engine.stats().decode.cache
         assert disk.num_bytes == disk.reads * engine._parts.store.stored_bytes
         assert disk.reads + disk.spared >= cache.misses
@@ -103,36 +75,36 @@ def test_what_lies_where_changes_no_token(
     ids=str,
 )
 def test_policies_change_no_token(
-    card: None, packed_model: Path, expected: Said, overrides: dict[str, Any]
+    card: None, packed_model: Path, packed_answers: Said, overrides: dict[str, Any]
 ) -> None:
     with _load(packed_model, slabs=15, **overrides) as engine:
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         _assert_tiers_at_rest(engine)
 
 
 def test_a_disk_that_breaks_fails_requests_and_the_engine_serves_on(
-    card: None, packed_model: Path, expected: Said, monkeypatch: pytest.MonkeyPatch
+    card: None, packed_model: Path, packed_answers: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(stored: StoredRecords, position: int, into: Any, *, is_checked: bool = True) -> None:
         raise CheckpointError(f"reading record {position} failed: Input/output error")
 
     with _load(packed_model, slabs=12, memory={"host_slabs": 16}) as engine:
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         for _ in range(3):
             with monkeypatch.context() as failing:
                 failing.setattr(StoredRecords, "read", broken)
                 with pytest.raises(RequestError, match="Input/output error"):
-                    _say(engine)
+                    say(engine)
             _assert_tiers_at_rest(engine)
-            assert _say(engine) == expected
+            assert say(engine) == packed_answers
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("host_slabs", [TOP_K, 16, NUM_ROUTED])
 def test_on_a_gpu(packed_model: Path, host_slabs: int) -> None:
     with Engine.load(packed_model, device="cuda", memory={"slabs": "all"}) as engine:
-        expected = _say(engine)
+        expected = say(engine)
     with _load(packed_model, slabs=12, memory={"host_slabs": host_slabs}) as engine:
         assert engine._parts.slabs.memory.is_cuda
-        assert _say(engine) == expected
+        assert say(engine) == expected
         _assert_tiers_at_rest(engine)

@@ -5,7 +5,6 @@ On a GPU the same engine reads mapped memory; a GPU with memory of its own plays
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +17,12 @@ from hetero_runtime import planned
 from hetero_runtime.config import ResolvedConfig, load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import DeviceError
-from hetero_runtime.expert_file.pack import pack
 from hetero_runtime.plan import Gpu, detect
-from hetero_runtime.planned import decide, three_residencies
+from hetero_runtime.planned import three_residencies
 from tests.gpu.fake_mapper import FakeMapper
-from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.rest import Banks, assert_at_rest, engine_threads
-from tests.runtime.engine.serving import OPTIONS, PROMPTS
+from tests.runtime.engine.serving import Said, say
 
-MODEL = "Qwen3Moe"
 NUM_ROUTED = 48
 
 
@@ -43,27 +39,6 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMapper]:
     assert engine_threads() == []
 
 
-@pytest.fixture(scope="module")
-def packed_model(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with its expert file beside it."""
-    folder = tmp_path_factory.mktemp("unified") / "model"
-    shutil.copytree(checkpoint(MODEL), folder)
-    config = decide(load_config({"model": {"path": str(folder)}, "device": "cpu"})).config
-    pack(config, folder.with_name("model.experts.safetensors"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(packed_model: Path) -> tuple[tuple[int, ...], ...]:
-    """What the model says with all experts on device cpu."""
-    with Engine.load(packed_model, device="cpu", memory={"slabs": "all"}) as engine:
-        return _say(engine)
-
-
-def _say(engine: Engine) -> tuple[tuple[int, ...], ...]:
-    return tuple(engine.generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS[:3])
-
-
 def _load(folder: Path, **memory: Any) -> Engine:
     return Engine.load(folder, device="unified", memory=memory)
 
@@ -71,7 +46,7 @@ def _load(folder: Path, **memory: Any) -> Engine:
 def test_the_bank_is_what_is_computed_from(
     board: FakeMapper,
     packed_model: Path,
-    expected: tuple[tuple[int, ...], ...],
+    packed_answers: Said,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     banks = Banks(monkeypatch)
@@ -80,7 +55,7 @@ def test_the_bank_is_what_is_computed_from(
         parts = engine._parts
         (pages,) = board.allocated.values()
         assert len(pages) == parts.store.bank_bytes == parts.slabs.num_bytes
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         stats = engine.stats()
         for phase in (stats.prefill, stats.decode):
             assert phase.cache.hit_rate == 1.0
@@ -90,20 +65,20 @@ def test_the_bank_is_what_is_computed_from(
 
 @pytest.mark.parametrize("memory", [{"pinned_prefix": 1}, {"pool": "per_layer"}, {"slabs": "all"}])
 def test_how_slabs_are_pooled_changes_nothing(
-    board: FakeMapper, packed_model: Path, expected: tuple[tuple[int, ...], ...], memory: dict[str, Any]
+    board: FakeMapper, packed_model: Path, packed_answers: Said, memory: dict[str, Any]
 ) -> None:
     with _load(packed_model, **memory) as engine:
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         engine.check()
 
 
 def test_it_is_filled_from_an_expert_file_too(
-    board: FakeMapper, packed_model: Path, expected: tuple[tuple[int, ...], ...]
+    board: FakeMapper, packed_model: Path, packed_answers: Said
 ) -> None:
     file = packed_model.with_name("model.experts.safetensors")
     with _load(packed_model, expert_file=str(file)) as engine:
         assert len(board.allocated) == 1
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
 
 
 @pytest.mark.parametrize("backing", ["direct", "mmap"])
@@ -111,7 +86,7 @@ def test_it_is_filled_from_an_expert_file_too(
 def test_a_disk_reads_to_where_experts_are_computed(
     board: FakeMapper,
     packed_model: Path,
-    expected: tuple[tuple[int, ...], ...],
+    packed_answers: Said,
     backing: str,
     slabs: int,
 ) -> None:
@@ -120,18 +95,18 @@ def test_a_disk_reads_to_where_experts_are_computed(
         (pages,) = board.allocated.values()
         assert len(pages) == slabs * parts.store.layout.record_bytes, "no second copy in host memory"
         assert parts.supply.host is None
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         assert engine.stats().disk.reads > 0
         assert_at_rest(engine)
 
 
 def test_policies_that_forecast_find_nothing_to_do(
-    board: FakeMapper, packed_model: Path, expected: tuple[tuple[int, ...], ...]
+    board: FakeMapper, packed_model: Path, packed_answers: Said
 ) -> None:
     eviction = {"policy": "belady"}
     prefetch = {"schedule": "edf", "extra": 2}
     with Engine.load(packed_model, device="unified", prefetch=prefetch, eviction=eviction) as engine:
-        assert _say(engine) == expected
+        assert say(engine) == packed_answers
         assert engine.stats().decode.cache.prefetches == 0
 
 
@@ -157,11 +132,11 @@ def test_verify_compares_the_one_residency_there_is(board: FakeMapper, packed_mo
 )
 def test_a_graphics_card_plays_it(packed_model: Path, memory: dict[str, Any]) -> None:
     with Engine.load(packed_model, device="cuda", memory={"slabs": "all"}) as engine:
-        expected = _say(engine)
+        expected = say(engine)
     with _load(packed_model, **memory) as engine:
         slabs = engine._parts.slabs
         assert slabs.memory.is_cuda
-        assert _say(engine) == expected
+        assert say(engine) == expected
         assert_at_rest(engine)
         if not memory:
             assert engine.stats().decode.cache.bytes_moved == 0
