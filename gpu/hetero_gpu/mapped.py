@@ -43,7 +43,7 @@ class Mapper(Protocol):
     """What gives out such memory."""
 
     def allocate(self, num_bytes: int) -> int:
-        """Room that begins at a page; its host address. Raises MemoryError when they are refused."""
+        """Room that begins at a page; its host address. Raises MemoryError when it is refused."""
 
     def alias(self, address: int, num_bytes: int) -> torch.Tensor:
         """The same bytes as a tensor of the device, uint8 `[num_bytes]`, not a copy."""

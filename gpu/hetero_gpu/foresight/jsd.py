@@ -40,7 +40,6 @@ from hetero_gpu.tables.state import NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 from hetero_scheduler.prefetch.jsd import SHORTEST_TRANSFER, SMOOTHING
 
-_EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _FETCH = tl.constexpr(int(SlotState.FETCH))
 _USED = tl.constexpr(int(SlotState.USED))
 _ARRIVED = tl.constexpr(int(Landed.ARRIVED))
@@ -167,7 +166,6 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     emitted = first
     is_asking = emitted < landed + RING
     while is_asking:
-        is_free = is_slot & ((state == _EMPTY) | (state == _USED)) & (pinned == 0)
         chosen_due, chosen_expert = _select(
             expert,
             tl.where(is_absent, confidence, -1.0),
@@ -179,7 +177,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
         )
         is_found = chosen_due < LAYER_BLOCK
         if IS_SHARED:
-            is_found = is_found & (tl.sum(is_free.to(tl.int32), axis=0) > KEPT_BACK)
+            is_found = is_found & (num_free(slots, state, pinned, tables.pools) > KEPT_BACK)
         is_asking = is_found
         if is_found:
             current -= 1.0
