@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bench.traces.routers import Recital, recite, say_tokens
+from bench.traces.routers import Recital, recite, recited_choosers, say_tokens
 from hetero_gpu import CacheStats
 from hetero_runtime.assembly import Parts
 from hetero_runtime.engine import Engine
@@ -38,7 +38,11 @@ UNDER_WAY = 3
 """Steps that may be under way, or done and not yet delivered, when counters are read: they are not timed."""
 BONUS = 0.2
 POLICIES = ("lru", "cache_prior", "psr")
-"""Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`."""
+"""Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`. Besides,
+`psr:LAMBDA:N:WINDOW` is PSR with other numbers, the last of which may be left out."""
+
+
+_STEERING = ("bonus", "insertions", "window")
 
 
 class Stretch(NamedTuple):
@@ -153,8 +157,8 @@ def words_of(policy: str, residency: float, calibration: Path) -> dict[str, Any]
     if policy == "lru":
         return {"preset": "lru", "memory": memory}
     routing = {"bonus": BONUS, "calibration": str(calibration)}
-    if policy == "psr":
-        return {"preset": "psr", "memory": memory, "routing": routing}
+    if policy.startswith("psr"):
+        return {"preset": "psr", "memory": memory, "routing": routing | numbers_of(policy)}
     return {
         "memory": memory,
         "routing": routing | {"policy": policy},
@@ -163,21 +167,31 @@ def words_of(policy: str, residency: float, calibration: Path) -> dict[str, Any]
     }
 
 
+def numbers_of(policy: str) -> dict[str, float]:
+    """What a policy of PSR says besides its preset. Raises ValueError for a word that is none."""
+    name, *numbers = policy.split(":")
+    if name not in POLICIES or (numbers and name != "psr") or len(numbers) > len(_STEERING):
+        raise ValueError(f"{policy!r} is no policy; known: {', '.join(POLICIES)}, psr:LAMBDA:N:WINDOW")
+    given = zip(_STEERING, numbers, strict=False)
+    return {key: float(number) if key == "bonus" else int(number) for key, number in given}
+
+
 def recite_in(parts: Parts, trace: Trace) -> Recital:
     """From now on the model of `parts` says `trace`, and the routing policy chooses from what it says."""
     routing = parts.routing
     looks_ahead = routing is not None and routing.policy.looks_ahead
     num_layers = len(routed_layers(parts.model))
     recital = Recital(trace, num_layers=num_layers, device=parts.device, asks_early=looks_ahead)
-    recite(parts.model, recital)
     say_tokens(parts.model, recital)
     if routing is None:
-        return recital
-    if isinstance(parts.sequences, GraphSequences):
+        recite(parts.model, recital)
+    elif isinstance(parts.sequences, GraphSequences):
         steered = parts.sequences.texts
         assert isinstance(steered, CapturedRouting), "a routing policy, and nobody decides in the step"
-        steered.attach(parts.model, parts.sequences.tokens)
+        routers = recited_choosers(parts.model, recital)
+        steered.attach(parts.model, parts.sequences.tokens, routers=routers)
     else:
+        recite(parts.model, recital)
         let_choose(parts.model, routing.choose, looks_ahead=looks_ahead)
     return recital
 

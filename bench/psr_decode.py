@@ -10,7 +10,9 @@ paper's (`bench/slow_link.py`), with its step captured anew; experts are read fr
 
 Supposed for a machine with an H200, and not measured: OLMoE 110 s, of which 20 for writing and loading, 10
 for the trace, 40 for engines, 35 for steps; Moonlight 130 s, of which 40, 10, 45 and 30, with shorter and
-fewer texts. `--residencies 0.5`, `--runs 1`, `--tokens 48`, `--layers 8` and `--own-link` shorten it.
+fewer texts. `--residencies 0.5`, `--runs 1`, `--tokens 48`, `--layers 8`, `--policies cache_prior psr` and
+`--own-link` shorten it; `--policies lru cache_prior psr psr:0.3 psr:0.3:1:2` measures PSR with other numbers
+(lambda, insertions, window) beside it, some 8 s each and residency.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from bench.eager_decode import free_device
 from bench.harness import RESULTS, ResultFile, Row, attempt
 from bench.models.random_checkpoint import ensure_checkpoint
 from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry, RandomGeometry
-from bench.psr_case import POLICIES, Steps, Stretch, measure_steps, recite_in, words_of
+from bench.psr_case import POLICIES, Steps, Stretch, measure_steps, numbers_of, recite_in, words_of
 from bench.psr_recording import Recording, divided, recorded
 from bench.psr_rows import Key, Link, rows_of
 from bench.slow_link import LinkRates, SlowLink, slow_gather
@@ -184,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = prepare(options, MODELS[options.model], Path(folder), began_s)
         undo.callback(bench.close)
         for residency in options.residencies:
-            for policy in POLICIES:
+            for policy in options.policies:
                 what = f"{policy} at {residency:g}"
                 if not attempt(what, partial(bench.measure, policy, residency)):
                     bench.num_failed += 1
@@ -212,9 +214,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--settle", type=int, default=16, help="tokens before those that are timed")
     parser.add_argument("--tokens", type=int, help="timed in each run; default: 96, Moonlight 64")
     parser.add_argument("--runs", type=int, help="texts; default: 3, Moonlight 2")
+    parser.add_argument(
+        "--policies", nargs="+", default=list(POLICIES), help="lru, cache_prior, psr[:LAMBDA[:N[:WINDOW]]]"
+    )
     parser.add_argument("--own-link", action="store_true", help="leave out the slower link")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for policy in options.policies:
+        try:
+            numbers_of(policy)
+        except ValueError as error:
+            parser.error(str(error))
+    return options
 
 
 if __name__ == "__main__":

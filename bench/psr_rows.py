@@ -2,6 +2,7 @@
 
 psr.vs_lru_50                  step of exact LRU over PSR's, at 50 % residency
 psr.vs_lru_25_moonlight_25gbs  the same of another model, over a link of 25 GB/s
+psr.vs_lru_50_psr_0_3_1_2      the same of PSR with other numbers
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.harness import Row
-from bench.psr_case import POLICIES, Steps
+from bench.psr_case import Steps
 from bench.slow_link import LinkRates
 
 RATIO_TARGETS = {"lru": ">=2.2", "cache_prior": ">=1.25"}
@@ -42,20 +43,20 @@ def rows_of(done: Mapping[Key, Steps], *, model: str, rates: LinkRates | None, n
     rows: list[Row] = []
     for link in Link:
         for residency in sorted({key.residency for key in done}, reverse=True):
-            found = {
-                policy: done[key] for policy in POLICIES if (key := Key(policy, residency, link)) in done
-            }
+            found = {key.policy: steps for key, steps in done.items() if key[1:] == (residency, link)}
             name = f"{100 * residency:.0f}{'' if model == 'olmoe' else f'_{model}'}{link.value}"
             said = note if link is Link.OWN or rates is None else f"{note}; {_slowed(rates)}"
-            rows += [*_ratios(found, name, said), *_of_policies(found, name)]
+            for policy in found:
+                if policy.startswith("psr"):
+                    rows += _ratios(found, policy, name, said)
+            rows += _of_policies(found, name)
     return rows
 
 
-def _ratios(found: Mapping[str, Steps], name: str, note: str) -> Iterator[Row]:
-    """PSR beside the others."""
-    if "psr" not in found:
-        return
-    psr, others = found["psr"], {policy: steps for policy, steps in found.items() if policy != "psr"}
+def _ratios(found: Mapping[str, Steps], ours: str, name: str, note: str) -> Iterator[Row]:
+    """`ours`, a policy of PSR, beside those that are none."""
+    psr, others = found[ours], {policy: found[policy] for policy in RATIO_IDS if policy in found}
+    name = name if ours == "psr" else f"{name}_{_word(ours)}"
     for policy, steps in others.items():
         yield Row(
             id=f"{RATIO_IDS[policy]}_{name}",
@@ -78,7 +79,7 @@ def _ratios(found: Mapping[str, Steps], name: str, note: str) -> Iterator[Row]:
 
 def _of_policies(found: Mapping[str, Steps], name: str) -> Sequence[Row]:
     return [
-        Row(id=f"psr.{quantity}_{policy}_{name}", value=value, unit=unit, note=note)
+        Row(id=f"psr.{quantity}_{_word(policy)}_{name}", value=value, unit=unit, note=note)
         for policy, steps in found.items()
         for quantity, value, unit, note in _quantities(steps)
     ]
@@ -97,6 +98,10 @@ def _quantities(steps: Steps) -> Iterator[tuple[str, float, str, str]]:
         "experts",
         f"a token; {steps.late:.2f} more were late, {steps.dropped:.2f} not awaited",
     )
+
+
+def _word(policy: str) -> str:
+    return policy.replace(":", "_").replace(".", "_")
 
 
 def _slowed(rates: LinkRates) -> str:

@@ -24,6 +24,7 @@ from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.router_hooks import router_top_k
+from hetero_runtime.hf.small_choice import small_choosers
 from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
@@ -149,7 +150,7 @@ def _capture(
     fuse_attention(parts.model)
     if steered is not None:
         assert isinstance(sequences, GraphSequences), "drafts are checked with the routers' own choice"
-        steered.attach(parts.model, sequences.tokens)
+        steered.attach(parts.model, sequences.tokens, routers=small_choosers(parts.model))
     capture_step(sequences, orchestrator)
     if steered is not None:
         steered.forget_counts()

@@ -1,12 +1,12 @@
 """A trace of few layers, laid over the routers of a deeper model, early ones included.
 
     layer of the model      0  1  2 ... 7  8  9 ...
-    says what layer         0  1  2 ... 7  0  1 ...      of the trace says of the same token
+    says what layer         0  1  2 ... 7  2  3 ...      of the trace says of the same token
 
 So every layer keeps what a cache policy lives on: its own order in time, its load, what a token says about
-its experts, and how well it is guessed one layer early. Layer 8 was never asked early here; what it said of
-the token before stands for that, which is the worse guess. A model that takes more experts than the trace's
-takes the next best of the same logits.
+its experts, and how well it is guessed one layer early. The trace's first layers do not return: layer 0 was
+never asked early, and layer 1 is guessed from little more than the token, as no layer in a model's depth is.
+A model that takes more experts than the trace's takes the next best of the same logits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from hetero_scheduler.trace import Trace
 
+_FIRST_AGAIN = 2
+"""The first layer of the trace that says something again."""
 EDGE = 0.01
 """A sigmoid router's least score, and its greatest below 1: logits stay finite."""
 
@@ -25,15 +27,18 @@ EDGE = 0.01
 def laid_over(trace: Trace, *, layers: int, top_k: int) -> Trace:
     """`trace` as a model of `layers` layers says it that takes `top_k` experts of them.
 
-    Raises ValueError where the trace does not hold what routers say early.
+    Raises ValueError where the trace does not hold what routers say early, and for one layer under several.
     """
     if trace.early is None:
         raise ValueError("the trace does not hold what routers say when they are asked early: record it so")
-    of = np.arange(layers) % trace.num_layers
-    logits, early = trace.logits[:, of], trace.early[:, of]
-    again = np.flatnonzero(of == 0)[1:]
-    early[1:, again] = logits[:-1, again]
-    return replace(trace, logits=logits, early=early, topk=_best(logits, top_k))
+    if trace.num_layers == 1 < layers:
+        raise ValueError(f"a trace of one layer, whose router was never asked early, for {layers} layers")
+    of = np.arange(layers)
+    first = min(_FIRST_AGAIN, trace.num_layers - 1)
+    is_again = of >= trace.num_layers
+    of[is_again] = first + (of[is_again] - trace.num_layers) % (trace.num_layers - first)
+    logits = trace.logits[:, of]
+    return replace(trace, logits=logits, early=trace.early[:, of], topk=_best(logits, top_k))
 
 
 def whole_documents(trace: Trace, length: int) -> Trace:

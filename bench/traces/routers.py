@@ -24,7 +24,9 @@ from torch.overrides import TorchFunctionMode
 from bench.routing_replay import RecordedChoice
 from hetero_gpu.router import route
 from hetero_runtime.hf.early_routers import EarlyRouters
+from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, StockRouter
 from hetero_runtime.hf.router_hooks import routed_layers
+from hetero_runtime.hf.small_choice import SmallChooser, small_choosers
 from hetero_scheduler.trace import Trace
 
 LOUD = 1e4
@@ -92,6 +94,22 @@ def recite(model: Any, recital: Recital) -> None:
         layer.router.forward = _Reciting(layer.router, recital, number, is_one_launch=is_one_launch)
 
 
+def recited_choosers(model: Any, recital: Recital) -> list[SteerableRouter]:
+    """Routers of `model` that let a policy choose from what `recital` says, as few launches as they are
+    without it. Who was put before them before has to be put there again."""
+    layers = routed_layers(model)
+    for layer in layers:
+        vars(layer.router).pop("forward", None)
+    choosers = small_choosers(model)
+    recite(model, recital)
+    return [
+        _RecitingChooser(chooser, recital, number)
+        if isinstance(chooser, SmallChooser)
+        else StockRouter(model, layers[number])
+        for number, chooser in enumerate(choosers)
+    ]
+
+
 def say_tokens(model: Any, recital: Recital) -> None:
     """From now on the most likely next token of `model` is the trace's, so that greedy text is its text."""
     model.lm_head.forward = _Loud(model.lm_head.forward, recital)
@@ -130,6 +148,27 @@ class _Reciting:
             return logits, *chosen
         with _InPlaceOfProduct(said):
             return self._forward(hidden)
+
+
+class _RecitingChooser:
+    """`chooser`, which hears `recital`. Its own product is left out, as in routers of one launch; that for a
+    layer to come is computed and given up."""
+
+    def __init__(self, chooser: SmallChooser, recital: Recital, layer: int) -> None:
+        self._chooser, self._recital, self._layer = chooser, recital, layer
+
+    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
+        """As for SteerableRouter."""
+        router = self._chooser.router
+        said = self._recital.say(self._layer, hidden.shape[:-1].numel())
+        _, own = router.choose(said)
+        experts = choose(RouterScores(said, own))
+        return said, router.weigh(said, experts), experts
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As for SteerableRouter."""
+        self._chooser.scores(hidden)
+        return self._recital.say(self._layer, hidden.shape[:-1].numel())
 
 
 class _InPlaceOfProduct(TorchFunctionMode):

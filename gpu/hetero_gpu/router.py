@@ -19,6 +19,7 @@ import triton.language as tl
 
 from hetero_gpu.linear import LinearTile, linear, load_lane, store_products
 from hetero_gpu.overlap import meet, overlap_options
+from hetero_gpu.weigh import weigh
 
 MOST_EXPERTS = 0x2000
 """Their number fits into the bits that a half, widened to float32, leaves free."""
@@ -87,11 +88,20 @@ class Router:
         """Logits `[tokens, experts]` of `hidden` `[tokens, size]`; weights and indices as from `route`."""
         if hidden.shape[0] <= MOST_TOKENS:
             return self._in_one_launch(hidden)
-        logits = linear(hidden, self._weight, self._bias)
-        weights, indices = route(
-            logits, top_k=self._top_k, is_renormalised=self._is_renormalised, dtype=self._dtype
-        )
-        return logits, weights, indices
+        logits = self.logits(hidden)
+        return logits, *self.choose(logits)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits `[tokens, experts]` alone."""
+        return linear(hidden, self._weight, self._bias)
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and indices as from `route`."""
+        return route(logits, top_k=self._top_k, is_renormalised=self._is_renormalised, dtype=self._dtype)
+
+    def weigh(self, logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Weights `[tokens, top_k]` by this router's rule of `experts` that somebody else chose."""
+        return weigh(logits, experts, is_renormalised=self._is_renormalised, dtype=self._dtype)
 
     def _in_one_launch(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tokens, (experts, size) = hidden.shape[0], self._weight.shape

@@ -11,8 +11,8 @@ normalisation and scaling. So the selection changes, and weights are those of th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ _TOP_K = frozenset({torch.topk, torch.Tensor.topk})
 class RouterScores(NamedTuple):
     """What one router says of `T` tokens.
 
-    `scores` float32 `[T, E]`: what it takes its top-k of, before a softmax where it has one (which changes no
+    `scores` floats `[T, E]`: what it takes its top-k of, before a softmax where it has one (which changes no
     order); -inf where it excludes an expert. `own` int64 `[T, top_k]`: its choice.
     """
 
@@ -40,28 +40,43 @@ class RouterScores(NamedTuple):
 Chooser = Callable[[int, RouterScores, torch.Tensor | None], torch.Tensor]
 """`choose(layer, said, guess)` gives experts int64 `[T, top_k]` on the device of `said`.
 
-`guess` float32 `[T, E]`: the scores of the next layer's router on this layer's input; None for the last
+`guess` floats `[T, E]`: the scores of the next layer's router on this layer's input; None for the last
 layer, and where nobody looks ahead.
 """
 
 
-def let_choose(model: Any, choose: Chooser, *, looks_ahead: bool) -> None:
+class SteerableRouter(Protocol):
+    """One that lets somebody else choose. `hidden`: what its module is asked, `[..., H]`."""
+
+    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
+        """What its module returns, having selected what `choose` says."""
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What it would say of `hidden`. floats `[T, E]`"""
+
+
+def let_choose(
+    model: Any, choose: Chooser, *, looks_ahead: bool, routers: Sequence[SteerableRouter] | None = None
+) -> None:
     """From now on `choose` decides what every router of `model` selects; layers count MoE layers.
 
-    Raises what `routed_layers` raises. A router without its one top-k raises CheckpointError when it runs.
+    `routers`: who stands in for them, one a layer; None: transformers' own. Raises what `routed_layers`
+    raises. A router without its one top-k raises CheckpointError when it runs.
     """
-    routers = [_Router(model, layer, top_k=router_top_k(model)) for layer in routed_layers(model)]
-    for index, router in enumerate(routers):
-        is_last = index + 1 == len(routers)
+    layers = routed_layers(model)
+    if routers is None:
+        routers = [StockRouter(model, layer) for layer in layers]
+    for index, (layer, router) in enumerate(zip(layers, routers, strict=True)):
+        is_last = index + 1 == len(layers)
         following = None if is_last or not looks_ahead else routers[index + 1]
-        router.module.forward = _choosing(index, router, following, choose)
+        layer.router.forward = _choosing(index, router, following, choose)
 
 
-class _Router:
+class StockRouter:
     """A router as transformers wrote it."""
 
-    def __init__(self, model: Any, layer: RoutedLayer, *, top_k: int) -> None:
-        self.name, self.module, self._top_k = layer.name, layer.router, top_k
+    def __init__(self, model: Any, layer: RoutedLayer) -> None:
+        self._name, self._top_k = layer.name, router_top_k(model)
         self._num_experts = layer.num_experts
         self._forward = layer.router.forward
         block: nn.Module = model.get_submodule(layer.name)
@@ -70,18 +85,18 @@ class _Router:
         self._further = [(block, name) for name in names]
 
     def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
-        """What it returns, having selected what `choose` says."""
+        """As for SteerableRouter."""
         with _OneTopK(self._num_experts, self._top_k, choose) as top_k:
             output = self._forward(hidden, *(getattr(block, name) for block, name in self._further))
         if top_k.num_found != 1:
             raise CheckpointError(
-                f"{self.name}: its router takes {top_k.num_found} top-k of {self._num_experts} experts, not "
+                f"{self._name}: its router takes {top_k.num_found} top-k of {self._num_experts} experts, not "
                 "one; routing policies do not cover it, write routing.policy: exact"
             )
         return output
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What it would say of `hidden`. float32 `[T, E]`"""
+        """As for SteerableRouter."""
         said: list[RouterScores] = []
 
         def listen(router_said: RouterScores) -> torch.Tensor:
@@ -121,7 +136,9 @@ class _OneTopK(TorchFunctionMode):
         return self._logits.float().masked_fill(compared == 0, float("-inf"))
 
 
-def _choosing(index: int, router: _Router, following: _Router | None, choose: Chooser) -> Callable[..., Any]:
+def _choosing(
+    index: int, router: SteerableRouter, following: SteerableRouter | None, choose: Chooser
+) -> Callable[..., Any]:
     def forward(hidden: torch.Tensor, *_: Any) -> Any:
         guess = None if following is None else following.scores(hidden)
         return router.run(hidden, lambda said: choose(index, said, guess))

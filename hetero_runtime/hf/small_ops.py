@@ -2,8 +2,8 @@
 
 A module is replaced only after it and the kernel gave the same on random input, on the spot, with the
 module's own weights; whatever fails is left as it is. Which variant a module is comes out of that comparison,
-not out of its name. For models on a GPU. A router that a policy steers must not be replaced: the kernel
-chooses the best, nothing else.
+not out of its name. For models on a GPU. A router that a policy steers must not be replaced here: the kernel
+chooses the best, nothing else (`small_choice` is for those).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
         if kind.endswith("RMSNorm") and hasattr(module, "weight"):
             forward = _norm_forward(module, model.dtype)
             num_norms += forward is not None
-        elif routers and kind.lower().endswith("topkrouter"):
+        elif routers and is_top_k_router(module):
             forward = _router_forward(module, model.dtype)
             num_routers += forward is not None
         else:
@@ -96,8 +96,14 @@ def _norm_forward(module: Any, dtype: torch.dtype) -> FusedNorm | None:
     return None if eps is None or form is None else FusedNorm(module, eps, form)
 
 
-def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
-    """Product, softmax and top-k, in either order of these two, with or without a bias."""
+def is_top_k_router(module: Any) -> bool:
+    """Whether `module` may be one, by its name in transformers."""
+    return type(module).__name__.lower().endswith("topkrouter")
+
+
+def small_router(module: Any, dtype: torch.dtype) -> Router | None:
+    """The router that `module` is on vectors of type `dtype`: product, softmax and top-k, in either order of
+    these two, with or without a bias; None: another thing."""
     weight, bias = module.weight, getattr(module, "bias", None)
     hidden = torch.randn(_CHECKED_CHOICES, weight.shape[1], device=weight.device, dtype=dtype)
     try:
@@ -111,8 +117,13 @@ def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
         rule = {"top_k": stock[2].shape[-1], "is_renormalised": is_renormalised, "dtype": stock[1].dtype}
         if _agree(logits, route(logits, **rule), stock[1:], TOLERANCE[dtype]):
             router = Router(weight, bias, **rule)
-            return _make_router(router) if _is_exact(router, hidden, logits, rule) else None
+            return router if _is_exact(router, hidden, logits, rule) else None
     return None
+
+
+def _router_forward(module: Any, dtype: torch.dtype) -> Forward | None:
+    router = small_router(module, dtype)
+    return None if router is None else _make_router(router)
 
 
 def _is_exact(router: Router, hidden: torch.Tensor, expected: torch.Tensor, rule: dict[str, Any]) -> bool:

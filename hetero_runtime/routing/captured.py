@@ -1,7 +1,7 @@
 """The routing policy inside the captured step: prompts decided by the host, single tokens on the device.
 
     prompt   Routing.choose, layer by layer ─► the row's logical cache ─► adopted by its row on the device
-    step     router, next router ─ decide ─► experts run        all rows at once, one launch
+    step     router, next router ─ decide ─ follow ─► experts run        all rows at once, a launch each
                                       └─► keys of what is inserted for the next layer, for `captured_prefetch`
 
 Both sides decide alike, bit for bit, so where a token is decided changes nothing.
@@ -9,14 +9,14 @@ Both sides decide alike, bit for bit, so where a token is decided changes nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from hetero_gpu.routing import DeviceCaches, Said, decide
-from hetero_runtime.hf.router_choice import RouterScores, let_choose
+from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, let_choose
 from hetero_runtime.hf.visual import Images
 from hetero_runtime.routing.eviction import HELD
 from hetero_runtime.routing.routing import Routing, RoutingStats, TextPart
@@ -40,12 +40,14 @@ class CapturedRouting:
         self._is_prompt = False
         self._inserted: torch.Tensor | None = None
 
-    def attach(self, model: Any, tokens: torch.Tensor) -> None:
+    def attach(
+        self, model: Any, tokens: torch.Tensor, *, routers: Sequence[SteerableRouter] | None = None
+    ) -> None:
         """Decide for the routers of `model` from now on. `tokens` int64 `[rows]`, on the device: what steps
-        read, at an address that stays."""
+        read, at an address that stays. `routers`: as for `let_choose`."""
         self._tokens = tokens
         self._routing.on_device = self.stats
-        let_choose(model, self.choose, looks_ahead=self._routing.policy.looks_ahead)
+        let_choose(model, self.choose, looks_ahead=self._routing.policy.looks_ahead, routers=routers)
 
     # ---- prompts
 
@@ -79,18 +81,16 @@ class CapturedRouting:
             heard = heard._replace(guess=guess.contiguous())
         tokens, active = self._tokens[:rows], self._active[:rows]
         experts, self._inserted = decide(self._caches, layer, heard, tokens=tokens, active=active)
-        self._follow(layer)
-        if guess is not None:
-            self._follow(layer + 1)
+        if self._score is not None:
+            num_layers = 1 if guess is None else 2
+            follow(self._caches, layer, num_layers=num_layers, active=active, score=self._score, held=HELD)
         return experts
 
     def __call__(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
         """Keys of what was inserted for the layer after `layer`, as a LookAhead gives them."""
         if self._inserted is None or not self._inserted.numel():
             return None
-        first_key = (layer + 1) * self._routing.shape.num_experts
-        keys = torch.where(self._inserted >= 0, self._inserted + first_key, -1)
-        return keys.t().flatten().contiguous()
+        return self._inserted.flatten()
 
     def stats(self) -> RoutingStats:
         """What steps decided since the engine was loaded. Waits for the device."""
@@ -100,12 +100,3 @@ class CapturedRouting:
     def forget_counts(self) -> None:
         """Start `stats` from zero."""
         self._caches.counters.zero_()
-
-    def _follow(self, layer: int) -> None:
-        """The score of LogicalEviction, on the device: of all rows that are active."""
-        if self._score is None:
-            return
-        state, active = self._caches.state, self._active[:, None]
-        held = ((state.is_resident[:, layer] != 0) & active).any(dim=0)
-        priority = torch.where(active, state.priority[:, layer], 0).amax(dim=0)
-        self._score[layer].copy_(held * HELD + priority.double())

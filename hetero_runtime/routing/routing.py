@@ -161,8 +161,8 @@ def on_host(
     """Scores `[T, 1, E]`, own choice `[T, 1, top_k]` and guess `[T, E]`, by one copy: each would be a wait.
     Expert numbers are exact in float32."""
     num_tokens, num_experts = said.scores.shape
-    parts = (said.scores, said.own.float()) if guess is None else (said.scores, said.own.float(), guess)
-    heard = torch.cat(parts, dim=1).detach().cpu().numpy()
+    parts = (said.scores, said.own) if guess is None else (said.scores, said.own, guess)
+    heard = torch.cat([part.float() for part in parts], dim=1).detach().cpu().numpy()
     end = num_experts + said.own.shape[1]
     scores = np.ascontiguousarray(heard[:, :num_experts]).reshape(num_tokens, 1, num_experts)
     own = heard[:, num_experts:end].astype(np.int64).reshape(num_tokens, 1, -1)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from bench import psr_decode
 from bench.harness import ResultFile
 from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry
-from bench.psr_case import PROMPT, Run, Steps, Stretch, recite_in, words_of
+from bench.psr_case import PROMPT, Run, Steps, Stretch, numbers_of, recite_in, words_of
 from bench.psr_decode import Model
 from bench.psr_recording import Recording, divided, recorded
 from bench.psr_rows import Key, Link, rows_of
@@ -257,9 +257,9 @@ def test_layers_beyond_the_trace_say_the_same_again(trace: Trace) -> None:
     whole = laid_over(trace, layers=3, top_k=4)
     assert trace.early is not None
     assert whole.early is not None
-    assert np.array_equal(whole.logits[:, 2], trace.logits[:, 0])
+    assert np.array_equal(whole.logits[:, 2], trace.logits[:, 1])
     assert np.array_equal(whole.early[:, 1], trace.early[:, 1])
-    assert np.array_equal(whole.early[1:, 2], trace.logits[:-1, 0]), "never asked early: the token before"
+    assert np.array_equal(whole.early[:, 2], trace.early[:, 1]), "what was really said early"
     assert np.array_equal(whole.topk[:, 0, :2], trace.topk[:, 0])
     least = np.take_along_axis(whole.logits[:, 1], whole.topk[:, 1, 3:].astype(np.int64), axis=-1)
     assert ((whole.logits[:, 1] >= least).sum(axis=-1) >= 4).all()
@@ -315,3 +315,20 @@ def test_targets_are_of_ratios_alone() -> None:
         "psr.p99_vs_best_50_moonlight": (pytest.approx(2 / 3), "<=1.0"),
     }
     assert "copies per token 3.0" in rows["psr.copies_psr_50_moonlight"].note
+
+
+def test_other_numbers_have_rows_of_their_own() -> None:
+    run = Run([2.0, 2.0], CacheStats(required=16, hits=8), RoutingStats(inserted=4, demanded=2))
+    done = {
+        Key(policy, 0.5, Link.OWN): Steps((replace(run, steps_ms=[ms, ms]),), pairs=8)
+        for policy, ms in (("cache_prior", 3.0), ("psr", 2.0), ("psr:0.3:1:2", 1.5))
+    }
+    rows = {row.id: row.value for row in rows_of(done, model="olmoe", rates=None, note="toys")}
+    assert rows["psr.vs_cacheprior_50"] == 1.5
+    assert rows["psr.vs_cacheprior_50_psr_0_3_1_2"] == 2.0
+    assert rows["psr.p50_ms_psr_0_3_1_2_50"] == 1.5
+    assert numbers_of("psr:0.3:1:2") == {"bonus": 0.3, "insertions": 1, "window": 2}
+    assert numbers_of("psr") == {}
+    for wrong in ("lru:1", "psr:0.3:1:2:3", "best"):
+        with pytest.raises(ValueError, match="is no policy; known: lru, cache_prior, psr, psr:LAMBDA"):
+            numbers_of(wrong)

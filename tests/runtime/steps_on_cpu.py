@@ -64,6 +64,7 @@ def steps_on_cpu(monkeypatch: pytest.MonkeyPatch) -> FakeLink:
         (resolution, "_mode", lambda execution, _device: execution.mode),
         (graph, "_check_capturable", lambda *_, **__: None),
         (graph, "install_small_ops", lambda *_, **__: None),
+        (graph, "small_choosers", lambda _model: None),
         (graph, "fuse_attention", lambda *_, **__: None),
         (graph_sequences, "GraphCapture", _AsTheyAre),
         (DecodeExperts, "__call__", _compute),

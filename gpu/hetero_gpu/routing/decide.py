@@ -21,7 +21,7 @@ class Said(NamedTuple):
     """What routers said of one token a row. Contiguous."""
 
     scores: torch.Tensor
-    """What the layer's router takes its top-k of, -inf where it excludes an expert: float32 `[rows, E]`"""
+    """What the layer's router takes its top-k of, -inf where it excludes an expert: floats `[rows, E]`"""
     own: torch.Tensor
     """What it takes: int64 `[rows, top_k]`"""
     guess: torch.Tensor | None = None
@@ -32,7 +32,8 @@ class Decided(NamedTuple):
     experts: torch.Tensor
     """To execute: int64 `[rows, top_k]`. Rows that are not active get the router's own."""
     inserted: torch.Tensor | None
-    """For the next layer, where it was guessed: int32 `[rows, insertions]`, best first, -1 where less."""
+    """For the next layer, where it was guessed: keys, layer * E + expert, int32 `[insertions, rows]`, best
+    first, -1 where less."""
 
 
 def decide(
@@ -46,7 +47,7 @@ def decide(
     rows, is_steered = len(said.scores), said.guess is not None
     experts, inserted = torch.empty_like(said.own), None
     if is_steered:
-        inserted = torch.empty((rows, caches.rules.insertions), dtype=torch.int32, device=caches.device)
+        inserted = torch.empty((caches.rules.insertions, rows), dtype=torch.int32, device=caches.device)
     _decide_kernel[(rows, 1 + is_steered)](
         said.scores,
         said.own,

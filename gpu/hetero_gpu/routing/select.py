@@ -30,7 +30,8 @@ def select_row(row, layer, scores, own, tokens, active, experts_out, state, tabl
     own_of_row, out_of_row = own + row * TOP_K, experts_out + row * TOP_K
     row_layer = row * FORM.layers + layer
     at = row_layer * FORM.experts + experts
-    z = tl.load(scores + row * FORM.experts + experts, mask=is_expert, other=float("-inf"))
+    said = tl.load(scores + row * FORM.experts + experts, mask=is_expert, other=float("-inf"))
+    z = said.to(tl.float32)
     own_experts = tl.load(own_of_row + places, mask=is_place, other=-1)
     resident = tl.load(state.is_resident + at, mask=is_expert, other=0) != 0
     guarded = tl.load(state.is_guarded + at, mask=is_expert, other=0) != 0

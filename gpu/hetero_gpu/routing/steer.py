@@ -13,7 +13,7 @@ from hetero_gpu.routing.rank import any_of, best_left, least, order_of, step_pri
 
 @triton.jit
 def steer_row(row, layer, guess, tokens, active, inserted_out, state, tables, FORM: tl.constexpr):
-    """What `row` inserts for `layer`, best first, -1 where there is less; an inactive row nothing."""
+    """Keys of what `row` inserts for `layer`, best first, -1 where there is less; an inactive row nothing."""
     TOP_K: tl.constexpr = FORM.top_k
     EXPERT_BLOCK: tl.constexpr = FORM.expert_block
     INSERTION_BLOCK: tl.constexpr = triton.next_power_of_2(max(1, FORM.insertions))
@@ -24,7 +24,8 @@ def steer_row(row, layer, guess, tokens, active, inserted_out, state, tables, FO
     is_expert = experts < FORM.experts
     row_layer = row * FORM.layers + layer
     at = row_layer * FORM.experts + experts
-    scores = tl.load(guess + row * FORM.experts + experts, mask=is_expert, other=float("-inf"))
+    said = tl.load(guess + row * FORM.experts + experts, mask=is_expert, other=float("-inf"))
+    scores = said.to(tl.float32)
     resident = tl.load(state.is_resident + at, mask=is_expert, other=0) != 0
     if FORM.is_lru:
         step = tl.load(state.last_use + at, mask=is_expert, other=0).to(tl.float32)
@@ -61,11 +62,11 @@ def steer_row(row, layer, guess, tokens, active, inserted_out, state, tables, FO
                         resident = (resident & (experts != victim)) | is_this
                         guarded = guarded | is_this
                         inserted = inserted | is_this
-                        inserted_at = tl.where(places == num_new, expert, inserted_at)
+                        inserted_at = tl.where(places == num_new, layer * FORM.experts + expert, inserted_at)
                         num_new += 1
         tl.store(state.priority + at, step, mask=is_expert)
         tl.store(state.is_resident + at, resident.to(tl.int8), mask=is_expert)
         tl.store(state.is_guarded + at, guarded.to(tl.int8), mask=is_expert)
         tl.store(state.is_inserted + at, inserted.to(tl.int8), mask=is_expert)
         tl.store(state.is_begun + row_layer, 1)
-    tl.store(inserted_out + row * FORM.insertions + places, inserted_at, mask=places < FORM.insertions)
+    tl.store(inserted_out + places * tl.num_programs(0) + row, inserted_at, mask=places < FORM.insertions)

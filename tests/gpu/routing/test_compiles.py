@@ -11,7 +11,8 @@ from tests.gpu.absent_gpu import assert_compiles
 pytest.importorskip("triton")
 
 STEPS = """
-from hetero_gpu.routing import DeviceCaches, Said, decide
+from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_gpu.weigh import weigh
 from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
 
 shape, rows, cpu = Shape(48, 256, 8), 2, torch.device("cpu")
@@ -25,6 +26,11 @@ for policy in (
     said = Said(torch.zeros(rows, 256), torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 256))
     decide(caches, 1, said, tokens=tokens, active=active)
     decide(caches, 47, said._replace(guess=None), tokens=tokens, active=active)
+    score = torch.zeros(48, 256, dtype=torch.float64)
+    follow(caches, 1, num_layers=2, active=active, score=score, held=2.0**32)
+    halves = Said(said.scores.bfloat16(), said.own, said.guess.bfloat16())
+    experts = decide(caches, 1, halves, tokens=tokens, active=active).experts
+    weigh(halves.scores, experts, is_renormalised=True, dtype=torch.bfloat16)
 """
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu.routing import DeviceCaches, Said, decide
+from hetero_gpu.routing import DeviceCaches, Said, decide, follow
 from hetero_scheduler.routing import LogicalCache, RoutingPolicy, Shape
 from tests.scheduler.routing.texts import NUM_TOKENS_KNOWN, POLICIES, Text, make_cache, make_text
 
@@ -43,7 +43,8 @@ class Twin:
             )
             np.testing.assert_array_equal(experts.cpu().numpy(), decided.experts[:, 0])
             if inserted is not None:
-                ours = sorted(expert for expert in inserted[0].tolist() if expert >= 0)
+                first_key = (layer + 1) * self.host.shape.num_experts
+                ours = sorted(key - first_key for key in inserted[:, 0].tolist() if key >= 0)
                 assert ours == self.host.steer(layer + 1, text.g[t, layer + 1], int(token[0])).tolist()
             self.counts[layer] += [int(each[0, 0]) for each in decided[1:]]
         self.check()
@@ -128,6 +129,22 @@ def test_rows_are_apart_and_an_inactive_one_is_left_alone(device: str) -> None:
     for row, host in enumerate(hosts):
         resident = caches.state.is_resident[row].cpu().numpy()
         np.testing.assert_array_equal(resident.astype(bool), host.state.is_resident)
+
+
+def test_scores_follow_the_caches_of_active_rows(device: str) -> None:
+    shape = Shape(3, 12, 3)
+    caches = DeviceCaches(
+        make_cache(POLICIES[4], shape, capacity=5), rows=3, vocab_size=VOCAB, device=torch.device(device)
+    )
+    caches.state.priority.copy_(torch.rand(caches.state.priority.shape))
+    caches.state.is_resident.copy_(torch.rand(caches.state.is_resident.shape) < 0.4)
+    active = torch.tensor([True, False, True], device=device)
+    score = torch.full((3, 12), -1.0, dtype=torch.float64, device=device)
+    follow(caches, 1, num_layers=2, active=active, score=score, held=2.0**32)
+    held = caches.state.is_resident[active].bool().any(dim=0)
+    expected = caches.state.priority[active].amax(dim=0).double() + 2.0**32 * held
+    assert torch.equal(score[1:], expected[1:])
+    assert (score[0] == -1).all(), "no layer of these"
 
 
 def test_a_layer_too_large_is_refused() -> None:
