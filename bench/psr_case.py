@@ -39,10 +39,10 @@ UNDER_WAY = 3
 BONUS = 0.2
 POLICIES = ("lru", "cache_prior", "psr")
 """Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`. Besides,
-`psr:LAMBDA:N:WINDOW` is PSR with other numbers, the last of which may be left out."""
+`cache_prior:LAMBDA` and `psr:LAMBDA:N:WINDOW`, the last of whose numbers may be left out."""
 
 
-_STEERING = ("bonus", "insertions", "window")
+_NUMBERS = {"lru": (), "cache_prior": ("bonus",), "psr": ("bonus", "insertions", "window")}
 
 
 class Stretch(NamedTuple):
@@ -157,22 +157,25 @@ def words_of(policy: str, residency: float, calibration: Path) -> dict[str, Any]
     if policy == "lru":
         return {"preset": "lru", "memory": memory}
     routing = {"bonus": BONUS, "calibration": str(calibration)}
+    routing |= numbers_of(policy)
     if policy.startswith("psr"):
-        return {"preset": "psr", "memory": memory, "routing": routing | numbers_of(policy)}
+        return {"preset": "psr", "memory": memory, "routing": routing}
     return {
         "memory": memory,
-        "routing": routing | {"policy": policy},
+        "routing": routing | {"policy": "cache_prior"},
         "eviction": {"policy": "logical"},
         "prefetch": {"schedule": "none"},
     }
 
 
-def numbers_of(policy: str) -> dict[str, float]:
-    """What a policy of PSR says besides its preset. Raises ValueError for a word that is none."""
+def numbers_of(policy: str) -> dict[str, Any]:
+    """What `policy` says besides its name. Raises ValueError for a word that is no policy."""
     name, *numbers = policy.split(":")
-    if name not in POLICIES or (numbers and name != "psr") or len(numbers) > len(_STEERING):
-        raise ValueError(f"{policy!r} is no policy; known: {', '.join(POLICIES)}, psr:LAMBDA:N:WINDOW")
-    given = zip(_STEERING, numbers, strict=False)
+    if len(numbers) > len(_NUMBERS.get(name, ())) or name not in _NUMBERS:
+        raise ValueError(
+            f"{policy!r} is no policy; known: lru, cache_prior[:LAMBDA], psr[:LAMBDA[:INSERTIONS[:WINDOW]]]"
+        )
+    given = zip(_NUMBERS[name], numbers, strict=False)
     return {key: float(number) if key == "bonus" else int(number) for key, number in given}
 
 

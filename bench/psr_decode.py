@@ -215,7 +215,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="timed in each run; default: 96, Moonlight 64")
     parser.add_argument("--runs", type=int, help="texts; default: 3, Moonlight 2")
     parser.add_argument(
-        "--policies", nargs="+", default=list(POLICIES), help="lru, cache_prior, psr[:LAMBDA[:N[:WINDOW]]]"
+        "--policies",
+        nargs="+",
+        default=list(POLICIES),
+        help="lru, cache_prior[:LAMBDA], psr[:LAMBDA[:INSERTIONS[:WINDOW]]]",
     )
     parser.add_argument("--own-link", action="store_true", help="leave out the slower link")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")

@@ -328,7 +328,8 @@ def test_other_numbers_have_rows_of_their_own() -> None:
     assert rows["psr.vs_cacheprior_50_psr_0_3_1_2"] == 2.0
     assert rows["psr.p50_ms_psr_0_3_1_2_50"] == 1.5
     assert numbers_of("psr:0.3:1:2") == {"bonus": 0.3, "insertions": 1, "window": 2}
-    assert numbers_of("psr") == {}
+    assert numbers_of("psr") == numbers_of("lru") == {}
+    assert numbers_of("cache_prior:0.15") == {"bonus": 0.15}
     for wrong in ("lru:1", "psr:0.3:1:2:3", "best"):
-        with pytest.raises(ValueError, match="is no policy; known: lru, cache_prior, psr, psr:LAMBDA"):
+        with pytest.raises(ValueError, match="is no policy; known: lru, cache_prior"):
             numbers_of(wrong)
