@@ -55,8 +55,8 @@ SHAPES = {
         max_length=512,
     ),
 }
-"""By layers × experts: Qwen3-30B-A3B and OLMoE-1B-7B (top-8), GPT-OSS-20B (top-4), and one that a CPU trains in
-minutes."""
+"""By layers × experts: Qwen3-30B-A3B and OLMoE-1B-7B (top-8), GPT-OSS-20B (top-4), and one that a CPU trains
+in minutes."""
 
 PUBLISHED_LRU = {0.25: 74.0, 0.45: 88.0}
 """LRU hits in percent by residency, the mean of four big models (SeqMoE §9.3, rounded)."""
