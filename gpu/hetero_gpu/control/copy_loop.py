@@ -49,7 +49,9 @@ _POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP, _CONSUMED = (
     )
 )
 _DROPPED, _ARRIVED = int(Landed.DROPPED), int(Landed.ARRIVED)
-_IDLE_TURNS, _IDLE_US = 2000, 20
+_IDLE_TURNS, _IDLE_US = 1 << 20, 20
+"""Some 2 ms without work, longer than layers of a step are apart: a task that finds the worker asleep waits
+for the 70 us that so short a sleep really takes, half as long as a copy."""
 _LAST_TURNS, _LAST_US = 100_000, 100
 """Ten seconds for copies that are still under way at the end."""
 
