@@ -48,7 +48,7 @@ GRID = Grid(
     families=("exact_a", "cache_prior", "cache_prior_2", "psr"),  # without bonus, cache_prior is exact
     bonuses=(0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
     insertions=(1, 2),
-    windows=(4,),
+    windows=(2,),
 )
 LENGTH = 256
 NUM_SAMPLES, NUM_HELD_OUT = 12, 12

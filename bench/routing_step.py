@@ -20,7 +20,7 @@ from hetero_scheduler.routing.reference import LayerReference
 DEVICE = "cpu"
 
 SHAPE, CAPACITY = Shape(2, 256, 8), 64
-POLICY = make_routing_policy("psr", bonus=0.2, insertions=1, window=4)
+POLICY = make_routing_policy("psr", bonus=0.2, insertions=1, window=2)
 TOKENS, LAYER = 512, 1
 MOST_US = 15
 

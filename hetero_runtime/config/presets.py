@@ -24,7 +24,7 @@ _SEQMOE: dict[str, dict[str, Any]] = {
 
 _PSR: dict[str, dict[str, Any]] = {
     "memory": {"pool": "per_layer"},
-    "routing": {"policy": "psr", "bonus": 0.2, "insertions": 1, "window": 4},
+    "routing": {"policy": "psr", "bonus": 0.2, "insertions": 1, "window": 2},
     "prediction": {"predictor": "none"},
     "prefetch": {"schedule": "bounded", "in_flight": 2},
     "eviction": {"policy": "logical"},

@@ -99,7 +99,7 @@ class RoutingConfig:
     router scores (max - min). 0: exact routing."""
     insertions: Count = 1
     """Experts that psr and speculative_experts may insert a layer and token (n)."""
-    window: Positive = 4
+    window: Positive = 2
     """Of how many of the best that the next layer's router names, for psr and speculative_experts."""
     protected: Count = 0
     """So many of the router's best gain the bonus of cache_prior wherever they are (J)."""

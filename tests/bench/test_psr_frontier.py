@@ -106,7 +106,7 @@ def test_a_small_run_writes_table_rows_and_picture(
     monkeypatch.setattr(ResultFile, "write", lambda bench, rows: write(bench, rows, folder=tmp_path))
     psr_frontier.main(corpus)
     rows = {row.id: row for row in ResultFile.read(tmp_path / "psr_frontier.json").rows}
-    assert rows["frontier.psr_n_1_w_4_0.r25.kl"].value == 0.0
+    assert rows["frontier.psr_n_1_w_2_0.r25.kl"].value == 0.0
     assert rows["frontier.cache_prior_lru_0_4.r25.kl"].value != 0.0
     assert rows["psr.frontier_dominates"].value in (0.0, 1.0)
     assert (tmp_path / "psr_frontier.png").exists()

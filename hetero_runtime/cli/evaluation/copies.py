@@ -27,7 +27,7 @@ def copies_command(
     policies: PoliciesOption = "exact,exact_a,cache_prior,psr",
     bonus: BonusOption = "0.1,0.2,0.3",
     insertions: InsertionsOption = "1,2",
-    window: WindowOption = "4",
+    window: WindowOption = "2",
     residency: ResidencyOption = "0.5,0.25",
     calibrated: Annotated[
         float, typer.Option("--calibrated", help="Share of the tokens, the first ones, that calibrate.")

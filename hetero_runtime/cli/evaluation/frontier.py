@@ -43,7 +43,7 @@ def frontier_command(
     policies: PoliciesOption = "exact,exact_a,cache_prior,psr",
     bonus: BonusOption = "0.05,0.1,0.15,0.2,0.25,0.3,0.4",
     insertions: InsertionsOption = "1,2",
-    window: WindowOption = "4",
+    window: WindowOption = "2",
     residency: ResidencyOption = "0.5,0.25",
     calibration: Annotated[
         str, typer.Option("--calibration", help="File of `calibrate`. auto: the one beside the model.")

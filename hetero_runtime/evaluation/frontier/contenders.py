@@ -25,7 +25,7 @@ class Grid:
     """lambda"""
     insertions: tuple[int, ...] = (1, 2)
     """n"""
-    windows: tuple[int, ...] = (4,)
+    windows: tuple[int, ...] = (2,)
     """Candidates of the pre-gate."""
 
     def contenders(self) -> list[Contender]:

@@ -25,7 +25,7 @@ class Psr(RoutingPolicy):
     name = "psr"
     bonus: float = 0.2
     insertions: int = 1
-    window: int = 4
+    window: int = 2
     priority: Priority = "a"
 
     def __post_init__(self) -> None:

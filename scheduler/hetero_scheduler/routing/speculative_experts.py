@@ -14,7 +14,7 @@ class SpeculativeExperts(RoutingPolicy):
 
     name = "speculative_experts"
     insertions: int = 1
-    window: int = 4
+    window: int = 2
     priority: Priority = "a"
 
     def __post_init__(self) -> None:

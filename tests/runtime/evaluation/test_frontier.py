@@ -146,7 +146,7 @@ def test_a_bonus_trades_copies_for_divergence(points: list[Point]) -> None:
 
 def test_psr_issues_copies_ahead_in_place_of_demanded_ones(points: list[Point]) -> None:
     by_name = {(each.contender.name, each.residency): each for each in points}
-    psr, prior = by_name["psr n=1 w=4, 0.1", 0.25], by_name["cache-prior, LRU, 0.1", 0.25]
+    psr, prior = by_name["psr n=1 w=2, 0.1", 0.25], by_name["cache-prior, LRU, 0.1", 0.25]
     assert 0 < psr.inserted <= SHAPE.num_layers - 1
     assert psr.demanded < prior.demanded
     assert psr.copies == psr.inserted + psr.demanded
@@ -159,7 +159,7 @@ def test_a_table_for_each_residency_and_flat_rows(points: list[Point]) -> None:
     console = Console(width=100, record=True)
     console.print(render_points(points, entropy=entropy))
     text = console.export_text()
-    for part in ("50% resident (8 experts", "25% resident (4 experts", "psr n=1 w=4, 0.1", "perplexity"):
+    for part in ("50% resident (8 experts", "25% resident (4 experts", "psr n=1 w=2, 0.1", "perplexity"):
         assert part in text
     assert f"load entropy {entropy:.3f}" in text
     report = to_json(points, entropy=entropy)
@@ -217,8 +217,8 @@ def test_the_command_sweeps_and_draws(model: Path, tmp_path: Path) -> None:
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert [each["name"] for each in report["points"][:3]] == [
         "exact, LRU",
-        "psr n=1 w=4, 0.1",
-        "psr n=1 w=4, 0.4",
+        "psr n=1 w=2, 0.1",
+        "psr n=1 w=2, 0.4",
     ]
     assert [each["residency"] for each in report["points"]] == [0.5] * 3 + [0.25] * 3
     assert "25% resident" in result.stderr
