@@ -28,6 +28,7 @@ import triton.language as tl
 
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import EVICTION_POLICIES, SlotState
 from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
@@ -85,6 +86,7 @@ def ensure(
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
         num_warps=tables.num_warps,
+        **overlap_options(tables.device),
     )
     return tables.slot_of_pair[:num_pairs].view(top_k_index.shape)
 
@@ -111,7 +113,9 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     AWAITS_LATE: tl.constexpr,  # noqa: N803
     POLICY: tl.constexpr,  # noqa: N803
     HALF_LIFE: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     # ---- read
     experts = tl.arange(0, EXPERT_BLOCK)
     row = layer * NUM_EXPERTS + experts

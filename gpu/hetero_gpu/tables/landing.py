@@ -19,6 +19,7 @@ import triton.language as tl
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import load_acquire, store_release
 from hetero_gpu.control.region import LANDING_WORDS, ControlRegion, Landed, Word
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.packed.decode import NUM_WARPS, decode_chunk
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
@@ -38,7 +39,7 @@ _DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))
 _WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 _MOST_LOOKS = tl.constexpr(MOST_LOOKS)
 _GATHERED, _AWAITED = tl.constexpr(1), tl.constexpr(2)
-_UNPACK_PROGRAMS = 64
+_UNPACK_PROGRAMS = 192
 
 
 def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_staged: bool = False) -> None:
@@ -57,6 +58,7 @@ def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_s
         NUM_EXPERTS=tables.num_experts,
         IS_STAGED=is_staged,
         num_warps=1,  # load_acquire asks for it
+        **overlap_options(tables.device),
     )
 
 
@@ -81,6 +83,7 @@ def await_late(
         NUM_EXPERTS=tables.num_experts,
         IS_STAGED=is_staged,
         num_warps=1,
+        **overlap_options(tables.device),
     )
 
 
@@ -113,6 +116,7 @@ def unpack_landed(
         TABLE_AT=layout.table_at,
         ESCAPES_AT=layout.escapes_at,
         num_warps=NUM_WARPS,
+        **overlap_options(tables.device),
     )
 
 
@@ -144,7 +148,9 @@ def _land_kernel(  # type: ignore[no-untyped-def]
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     IS_STAGED: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     store_release(position_address, tl.load(tables.position) + 1)
     num_new = _take_landings(
         tables, landed, landings_address, landing_tail_address, error_address, record_bytes,
@@ -174,7 +180,9 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     IS_STAGED: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     pairs = tl.arange(0, PAIR_BLOCK)
     slot = tl.load(slots + pairs, mask=pairs < NUM_PAIRS, other=-1)
     state = tl.load(tables.slot_state + slot, mask=slot >= 0, other=_EMPTY)
@@ -299,7 +307,9 @@ def _unpack_kernel(  # type: ignore[no-untyped-def]
     CODES_AT: tl.constexpr,  # noqa: N803
     TABLE_AT: tl.constexpr,  # noqa: N803
     ESCAPES_AT: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     count = tl.load(landed_count)
     if count > 0:
         step = tl.program_id(0)

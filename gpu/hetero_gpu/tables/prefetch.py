@@ -15,6 +15,7 @@ import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.control.region import TASK_WORDS, ControlRegion, Word
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 
@@ -55,6 +56,7 @@ def create_prefetch(
         NUM_EXPERTS=tables.num_experts,
         SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
         num_warps=tables.num_warps,
+        **overlap_options(tables.device),
     )
 
 
@@ -72,7 +74,9 @@ def _create_kernel(  # type: ignore[no-untyped-def]
     NUM_LAYERS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     SLOT_BLOCK: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     slots = tl.arange(0, SLOT_BLOCK)
     is_slot = slots < NUM_SLOTS
     now = tl.load(tables.position)
