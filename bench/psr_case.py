@@ -37,12 +37,13 @@ PROMPT = 16
 UNDER_WAY = 3
 """Steps that may be under way, or done and not yet delivered, when counters are read: they are not timed."""
 BONUS = 0.2
-POLICIES = ("lru", "cache_prior", "psr")
-"""Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`. Besides,
-`cache_prior:LAMBDA` and `psr:LAMBDA:N:WINDOW`, the last of whose numbers may be left out."""
-
-
-_NUMBERS = {"lru": (), "cache_prior": ("bonus",), "psr": ("bonus", "insertions", "window")}
+PAPER_BONUS = {0.5: 0.3, 0.25: 0.25}
+"""By residency: the lambda of PSR that is compared with Cache-Prior at 0.2 (PSR §1, §6.2, Table 4)."""
+POLICIES = ("lru", "cache_prior", "psr", "paper")
+"""Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`; PSR at that
+of PAPER_BONUS. Besides, `cache_prior:LAMBDA` and `psr:LAMBDA:INSERTIONS:WINDOW`, whose last numbers may be
+left out."""
+_NUMBERS = {"lru": (), "cache_prior": ("bonus",), "psr": ("bonus", "insertions", "window"), "paper": ()}
 
 
 class Stretch(NamedTuple):
@@ -152,13 +153,21 @@ class Steps:
 
 
 def words_of(policy: str, residency: float, calibration: Path) -> dict[str, Any]:
-    """What the configuration of `policy` says: as many slabs in every layer, whoever chooses."""
+    """What the configuration of `policy` says: as many slabs in every layer, whoever chooses.
+
+    Raises ValueError for `paper` at a residency where it compares nothing.
+    """
     memory = {"residency": residency, "pool": "per_layer"}
     if policy == "lru":
         return {"preset": "lru", "memory": memory}
     routing = {"bonus": BONUS, "calibration": str(calibration)}
     routing |= numbers_of(policy)
-    if policy.startswith("psr"):
+    if policy == "paper":
+        if residency not in PAPER_BONUS:
+            known = ", ".join(map(str, PAPER_BONUS))
+            raise ValueError(f"{residency:g} resident is nothing that the paper compares; it has {known}")
+        routing["bonus"] = PAPER_BONUS[residency]
+    if is_steered(policy):
         return {"preset": "psr", "memory": memory, "routing": routing}
     return {
         "memory": memory,
@@ -168,12 +177,18 @@ def words_of(policy: str, residency: float, calibration: Path) -> dict[str, Any]
     }
 
 
+def is_steered(policy: str) -> bool:
+    """Whether it is PSR, with whatever numbers."""
+    return policy.split(":")[0] in ("psr", "paper")
+
+
 def numbers_of(policy: str) -> dict[str, Any]:
     """What `policy` says besides its name. Raises ValueError for a word that is no policy."""
     name, *numbers = policy.split(":")
     if len(numbers) > len(_NUMBERS.get(name, ())) or name not in _NUMBERS:
         raise ValueError(
-            f"{policy!r} is no policy; known: lru, cache_prior[:LAMBDA], psr[:LAMBDA[:INSERTIONS[:WINDOW]]]"
+            f"{policy!r} is no policy; known: lru, cache_prior[:LAMBDA], paper, "
+            "psr[:LAMBDA[:INSERTIONS[:WINDOW]]]"
         )
     given = zip(_NUMBERS[name], numbers, strict=False)
     return {key: float(number) if key == "bonus" else int(number) for key, number in given}

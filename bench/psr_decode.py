@@ -8,11 +8,11 @@ is written unless it is there. What its routers and its head say is a recording 
 (`bench/psr_recording.py`). Each engine is measured at the machine's own link, then at one of 25 GB/s, the
 paper's (`bench/slow_link.py`), with its step captured anew; experts are read from the disk once.
 
-Supposed for a machine with an H200, and not measured: OLMoE 110 s, of which 20 for writing and loading, 10
-for the trace, 40 for engines, 35 for steps; Moonlight 130 s, of which 40, 10, 45 and 30, with shorter and
+On a machine with an H200 OLMoE takes some 130 s: 25 for checkpoint and trace, 10 for the first experts, 4
+to 7 for each of eight engines, the rest for steps. Moonlight is supposed to take as long, with shorter and
 fewer texts. `--residencies 0.5`, `--runs 1`, `--tokens 48`, `--layers 8`, `--policies cache_prior psr` and
-`--own-link` shorten it; `--policies lru cache_prior psr psr:0.3 psr:0.3:1:2` measures PSR with other numbers
-(lambda, insertions, window) beside it, some 8 s each and residency.
+`--own-link` shorten it; `--policies cache_prior psr psr:0.3:1:4` measures PSR with other numbers (lambda,
+insertions, window) beside it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         default=list(POLICIES),
-        help="lru, cache_prior[:LAMBDA], psr[:LAMBDA[:INSERTIONS[:WINDOW]]]",
+        help="lru, cache_prior[:LAMBDA], paper, psr[:LAMBDA[:INSERTIONS[:WINDOW]]]",
     )
     parser.add_argument("--own-link", action="store_true", help="leave out the slower link")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")

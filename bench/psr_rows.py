@@ -1,7 +1,8 @@
-"""What the steps of three policies say: rows of one result file.
+"""What the steps of several policies say: rows of one result file.
 
 psr.vs_lru_50                  step of exact LRU over PSR's, at 50 % residency
 psr.vs_lru_25_moonlight_25gbs  the same of another model, over a link of 25 GB/s
+psr.vs_lru_50_paper            the same of PSR at the paper's lambda for that residency
 psr.vs_lru_50_psr_0_3_1_2      the same of PSR with other numbers
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.harness import Row
-from bench.psr_case import Steps
+from bench.psr_case import Steps, is_steered
 from bench.slow_link import LinkRates
 
 RATIO_TARGETS = {"lru": ">=2.2", "cache_prior": ">=1.25"}
@@ -47,7 +48,7 @@ def rows_of(done: Mapping[Key, Steps], *, model: str, rates: LinkRates | None, n
             name = f"{100 * residency:.0f}{'' if model == 'olmoe' else f'_{model}'}{link.value}"
             said = note if link is Link.OWN or rates is None else f"{note}; {_slowed(rates)}"
             for policy in found:
-                if policy.startswith("psr"):
+                if is_steered(policy):
                     rows += _ratios(found, policy, name, said)
             rows += _of_policies(found, name)
     return rows

@@ -93,7 +93,7 @@ def test_bench(model: str, file: Path, tmp_path: Path) -> None:
         demanded = rows[f"psr.demand_copies_cache_prior_{name}"].value
         assert demanded == copies["cache_prior"], "nothing is fetched ahead"
         assert 0 < rows[f"psr.hit_psr_{name}"].value < 100
-    assert len(rows) == len(percents) * (3 + 3 * 5)
+    assert len(rows) == len(percents) * (2 * 3 + 4 * 5)
 
 
 def test_a_text_is_recorded_where_no_trace_is_given() -> None:
@@ -329,6 +329,11 @@ def test_other_numbers_have_rows_of_their_own() -> None:
     assert rows["psr.p50_ms_psr_0_3_1_2_50"] == 1.5
     assert numbers_of("psr:0.3:1:2") == {"bonus": 0.3, "insertions": 1, "window": 2}
     assert numbers_of("psr") == numbers_of("lru") == {}
+    calibration = Path("calibration")
+    assert words_of("paper", 0.5, calibration) == words_of("psr:0.3", 0.5, calibration)
+    assert words_of("paper", 0.25, calibration) == words_of("psr:0.25", 0.25, calibration)
+    with pytest.raises(ValueError, match="375 resident is nothing that the paper compares; it has 0"):
+        words_of("paper", 0.375, calibration)
     assert numbers_of("cache_prior:0.15") == {"bonus": 0.15}
     for wrong in ("lru:1", "psr:0.3:1:2:3", "best"):
         with pytest.raises(ValueError, match="is no policy; known: lru, cache_prior"):
