@@ -30,7 +30,7 @@ KINDS = {
         "_propose_kernel",
         "_jsd_kernel",
     ),
-    "routing": ("_decide_kernel",),
+    "routing": ("_decide_kernel", "_follow_kernel", "_weigh_token"),
     "misses": (
         "_gather_",
         "_decode_kernel",
