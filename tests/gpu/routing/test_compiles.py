@@ -1,4 +1,4 @@
-"""The routing step's kernels compile for GPUs that are not here, for each kind of policy."""
+"""The routing step's kernels compile for GPUs that are not here, for each kind of policy, starting early."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from tests.gpu.absent_gpu import assert_compiles
 pytest.importorskip("triton")
 
 STEPS = """
+from hetero_gpu import overlap
 from hetero_gpu.routing import DeviceCaches, Said, decide, follow
 from hetero_gpu.weigh import weigh
 from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
 
+overlap._can_overlap = lambda device: True
 shape, rows, cpu = Shape(48, 256, 8), 2, torch.device("cpu")
 for policy in (
     make_routing_policy("cache_prior", protected=2, range="running"),
@@ -31,6 +33,7 @@ for policy in (
     halves = Said(said.scores.bfloat16(), said.own, said.guess.bfloat16())
     experts = decide(caches, 1, halves, tokens=tokens, active=active).experts
     weigh(halves.scores, experts, is_renormalised=True, dtype=torch.bfloat16)
+assert all("griddepcontrol.wait" in each.asm["ptx"] for each in compiled)
 """
 
 
