@@ -75,13 +75,13 @@ def decide(config: Config) -> Decided:
 
 def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:
     """`auto` is the nearest one where forecasts lead to transfers that overlap with computation. Where they
-    decide evictions alone a step ahead says as much, and nearer ones are not measured in a captured step."""
+    decide evictions alone a step ahead says as much."""
     if config.prediction.horizon != "auto":
         return config.prediction.horizon
     has_link = choose_device(config, hardware) == "cuda"
     reads_disk = config.memory.backing in ("direct", "mmap")
     is_fetching = (has_link or reads_disk) and schedules_forecasts(config.prefetch.schedule)
-    return learned[-1] if is_fetching and config.execution.mode != "graph" else "step"
+    return learned[-1] if is_fetching else "step"
 
 
 def three_residencies(config: Config) -> list[Config]:
