@@ -75,13 +75,14 @@ def decide(config: Config) -> Decided:
 
 def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:
     """`auto` is the nearest one where forecasts lead to transfers that overlap with computation. Where they
-    decide evictions alone a step ahead says as much."""
+    decide evictions alone a step ahead says as much, and a captured step has so little time for transfers
+    that nearer forecasts cost more than they bring (`bench/NOTES.md`, forecasts in the captured step)."""
     if config.prediction.horizon != "auto":
         return config.prediction.horizon
     has_link = choose_device(config, hardware) == "cuda"
     reads_disk = config.memory.backing in ("direct", "mmap")
     is_fetching = (has_link or reads_disk) and schedules_forecasts(config.prefetch.schedule)
-    return learned[-1] if is_fetching else "step"
+    return learned[-1] if is_fetching and config.execution.mode != "graph" else "step"
 
 
 def three_residencies(config: Config) -> list[Config]:

@@ -44,8 +44,8 @@ class Beside:
 
 
 def used_here(*tensors: torch.Tensor) -> None:
-    """Keep their memory from being used anew before the current stream has done what was submitted to it, even
-    if they were made on another stream and nobody holds them any more."""
+    """Keep their memory from being used anew before the current stream has done what was submitted to it,
+    even if they were made on another stream and nobody holds them any more."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))

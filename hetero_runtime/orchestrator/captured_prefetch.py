@@ -123,11 +123,12 @@ class CapturedPrefetch:
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         """Before `ensure`, which must await what is late."""
         self._beside.join()
-        self._land()
+        if layer == 0 or not self._asker.asks_beside:
+            self._land()
         self._asker.begin_layer(layer, chosen)
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
-        """After the misses of `layer` are being loaded. Whatever reads `slots` afterwards finds its experts."""
+        """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""
         if not self._asker.asks_beside:
             self._asker.ask(layer, hidden)
         await_late(
@@ -142,6 +143,8 @@ class CapturedPrefetch:
         if self._asker.asks_beside:
             with self._beside.begin():
                 self._asker.ask(layer, hidden)
+                if layer < self._tables.num_layers - 1:
+                    self._land()  # for the layer to come
 
     def end_layer(self, layer: int) -> None:
         """After the experts of `layer`: with the last layer a step ends, and all that was begun in it."""
