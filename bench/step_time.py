@@ -1,7 +1,8 @@
 """Where the time of decode steps goes on a device: kernels by kind, and the gaps between them.
 
     kernels       ██ attention ██ products ██ experts ██ misses ██   each instant counted once
-    copies             ░░░░░░░ copy of an expert ░░░░░░░             only what sticks out of the kernels
+    beside           ▒▒ predictor, tables ▒▒                         only what sticks out of other kernels
+    copies             ░░░░░░░ copy of an expert ░░░░░░░             only what sticks out of all kernels
     the rest      short gaps: idle between kernels; long ones: the device waits for the host
 
 The kinds of one step therefore add up to its length. A kernel that was launched early, and waits for the one
@@ -47,6 +48,8 @@ experts; `small` is norms, routers, residual additions, sampling."""
 
 OTHER, IDLE, HOST = "other", "idle", "host"
 ALL_KINDS = (*KINDS, OTHER, IDLE, HOST)
+BESIDE = ("predictor", "tables")
+"""Kinds that may run beside others."""
 COPY = "Memcpy HtoD"
 """How names of copies to the device begin. They count only where no kernel runs."""
 
@@ -78,7 +81,7 @@ class StepTime:
     @classmethod
     def of(cls, works: Iterable[Work], *, num_steps: int) -> StepTime:
         """The mean step of all work of `num_steps` steps. Raises ValueError when there is none."""
-        ordered = sorted(works, key=lambda work: (work.name.startswith(COPY), work.begin_us))
+        ordered = sorted(works, key=lambda work: (_rank(work.name), work.begin_us))
         if not ordered or num_steps < 1:
             raise ValueError(f"{len(ordered)} kernels in {num_steps} steps: nothing to break down")
         us, unknown, busy = dict.fromkeys(ALL_KINDS, 0.0), defaultdict[str, float](float), _Busy()
@@ -102,6 +105,11 @@ def kind_of(name: str) -> str:
         if any(part in name for part in parts):
             return kind
     return OTHER
+
+
+def _rank(name: str) -> int:
+    """In which order works are counted; what comes later counts only where nothing before it runs."""
+    return 2 if name.startswith(COPY) else int(kind_of(name) in BESIDE)
 
 
 class _Busy:

@@ -75,7 +75,8 @@ def decide(config: Config) -> Decided:
 
 def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:
     """`auto` is the nearest one where forecasts lead to transfers that overlap with computation. Where they
-    decide evictions alone a step ahead says as much, and nearer ones are not measured in a captured step."""
+    decide evictions alone a step ahead says as much, and a captured step has so little time for transfers
+    that nearer forecasts cost more than they bring (`bench/NOTES.md`, forecasts in the captured step)."""
     if config.prediction.horizon != "auto":
         return config.prediction.horizon
     has_link = choose_device(config, hardware) == "cuda"

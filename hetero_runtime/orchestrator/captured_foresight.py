@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_gpu.beside import used_here
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
 from hetero_gpu.tables import DeviceTables
@@ -75,6 +76,8 @@ class CapturedForesight(Asker):
     """See the module docstring. `active`: bool `[rows]` on the device, the rows that step. `per_layer`: tasks
     of a layer, the router's top-k and some extra."""
 
+    asks_beside = True
+
     def __init__(
         self,
         forecasts: DeviceForecasts,
@@ -118,6 +121,7 @@ class CapturedForesight(Asker):
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
         heard, self._heard = self._heard, None
+        used_here(heard, hidden)
         self._forecasts.observe(layer, heard)
         group = self._group_of_trigger.get(layer)
         if group is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from hetero_gpu.beside import used_here
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.foresight import ExpiredFirst
 from hetero_gpu.predict.lookahead import DeviceLookahead
@@ -32,6 +33,8 @@ class CapturedLookahead(Asker):
     """See the module docstring. `per_layer`: tasks of a layer, the router's top-k and some extra.
     `kept_back`: slots that prefetches leave a layer. `eviction`: the host's, which scores go over to and come
     back from; None where eviction does not follow forecasts."""
+
+    asks_beside = True
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class CapturedLookahead(Asker):
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._chosen is not None, f"layer {layer} asks before it began"
         chosen, self._chosen = self._chosen, None
+        used_here(chosen, hidden)
         said = self.predictor.observe(layer, chosen, hidden)
         if said is None:
             return

@@ -1,11 +1,13 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack ─ gather the rest ─ experts
-                                          │        ▲
-    worker      ──────────────────────────┴─ copy ─┘                its own thread and stream
+    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack ─ gather the rest ─┬─ experts ─ … l + 1
+                                          │        ▲                                  │             ▲
+    beside                                │        │                                  └─ or ask ────┤
+    worker      ──────────────────────────┴─ copy ─┘        its own thread and stream     └─ copy ──┘
 
-What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, `CapturedForesight` by forecasts of
-steps to come, `CapturedLookahead` by those of layers to come.
+What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
+forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
+so are made beside the experts and the attention that follow.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. A worker that fails is
@@ -20,6 +22,7 @@ from typing import Protocol
 import torch
 
 from hetero_gpu import SlabPool
+from hetero_gpu.beside import Beside
 from hetero_gpu.control import ControlRegion, CopyEngine, PrefetchWorker
 from hetero_gpu.packed.layout import RING_BUFFERS
 from hetero_gpu.tables import (
@@ -46,6 +49,11 @@ class LookAhead(Protocol):
 
 class Asker(ABC):
     """Says what is fetched. What is captured is device work alone."""
+
+    asks_beside = False
+    """Whether `ask` runs on a stream of its own, beside the layer's experts and what follows until the next
+    `begin_layer`, instead of before late copies are awaited. Then what it reads of the layer's tensors must
+    be kept (`used_here`)."""
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:  # noqa: B027 (most wait to be asked)
         """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
@@ -96,7 +104,7 @@ class CapturedPrefetch:
         engine: CopyEngine,
     ) -> None:
         self._asker, self._tables, self._bank, self._slabs = asker, tables, bank, slabs
-        self._region = region
+        self._region, self._beside = region, Beside(tables.device)
         self._staging = None
         if bank.packing is not None:
             room = (max(RING_BUFFERS, len(engine.events) + 1), bank.record_bytes)
@@ -114,15 +122,15 @@ class CapturedPrefetch:
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         """Before `ensure`, which must await what is late."""
-        self._land()
+        self._beside.join()
+        if layer == 0 or not self._asker.asks_beside:
+            self._land()
         self._asker.begin_layer(layer, chosen)
 
-    def ask(self, layer: int, hidden: torch.Tensor) -> None:
-        """After the misses of `layer` are being loaded."""
-        self._asker.ask(layer, hidden)
-
-    def await_layer(self, layer: int, slots: torch.Tensor) -> None:
-        """Whatever reads `slots` afterwards finds its experts."""
+    def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
+        """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""
+        if not self._asker.asks_beside:
+            self._asker.ask(layer, hidden)
         await_late(
             self._tables,
             slots,
@@ -132,6 +140,16 @@ class CapturedPrefetch:
         )
         self._unpack()
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
+        if self._asker.asks_beside:
+            with self._beside.begin():
+                self._asker.ask(layer, hidden)
+                if layer < self._tables.num_layers - 1:
+                    self._land()  # for the layer to come
+
+    def end_layer(self, layer: int) -> None:
+        """After the experts of `layer`: with the last layer a step ends, and all that was begun in it."""
+        if layer == self._tables.num_layers - 1:
+            self._beside.join()
 
     # ---- by the host, between passes
 

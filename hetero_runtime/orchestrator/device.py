@@ -91,6 +91,8 @@ class DeviceOrchestrator(Orchestrator):
         slots = self._bring(layer, hidden, index)
         out = torch.empty_like(hidden)
         self._experts(hidden, self._slabs.memory, slots=slots, weights=weights, out=out)
+        if self._prefetch is not None:
+            self._prefetch.end_layer(layer)
         if self._in_place is not None:
             self._in_place.finish_layer(out)
         return out
@@ -103,8 +105,7 @@ class DeviceOrchestrator(Orchestrator):
         slots = ensure(self._tables, layer, top_k_index, awaits_late=prefetch is not None)
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
-            prefetch.ask(layer, hidden)
-            prefetch.await_layer(layer, slots)
+            prefetch.ask_and_await(layer, hidden, slots)
         return slots
 
     def device_stats(self) -> CacheStats:

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.mapped import device_address
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.tables.gather_packed import NUM_PROGRAMS as PACKED_PROGRAMS
@@ -119,6 +120,7 @@ def gather(
         RECORD_WORDS=bank.record_bytes // 4,
         CHUNK_WORDS=_CHUNK_WORDS,
         num_warps=_NUM_WARPS,
+        **overlap_options(tables.device),
     )
 
 
@@ -141,7 +143,9 @@ def _gather_kernel(  # type: ignore[no-untyped-def]
     layer,
     RECORD_WORDS: tl.constexpr,  # noqa: N803
     CHUNK_WORDS: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     count = tl.load(miss_count)
     if count > 0:
         num_chunks = (RECORD_WORDS + CHUNK_WORDS - 1) // CHUNK_WORDS

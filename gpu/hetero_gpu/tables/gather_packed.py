@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.packed.decode import NUM_WARPS, decode_chunk
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
@@ -51,6 +52,7 @@ def gather_packed(
         TABLE_AT=layout.table_at,
         ESCAPES_AT=layout.escapes_at,
         num_warps=NUM_WARPS,
+        **overlap_options(tables.device),
     )
 
 
@@ -71,7 +73,9 @@ def _gather_packed_kernel(  # type: ignore[no-untyped-def]
     CODES_AT: tl.constexpr,  # noqa: N803
     TABLE_AT: tl.constexpr,  # noqa: N803
     ESCAPES_AT: tl.constexpr,  # noqa: N803
+    OVERLAPS: tl.constexpr,  # noqa: N803
 ):
+    meet(OVERLAPS)
     count = tl.load(miss_count)
     if count > 0:
         moved = tl.zeros((), tl.int64)
