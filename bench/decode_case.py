@@ -193,7 +193,7 @@ def opened(
     case: Case,
     words: Mapping[str, Any],
     *,
-    replay: Callable[[Parts], None] | None = None,
+    replay: Callable[[Parts], object] | None = None,
     store: ExpertStore | None = None,
 ) -> Loaded:
     """An engine for `case`. `words`: what its configuration says besides. `replay`: puts a recording into the
@@ -229,10 +229,12 @@ def capture_anew(parts: Parts) -> None:
         capture_step(parts.sequences, parts.orchestrator)
 
 
-def replay_experts(parts: Parts, *, routing: Experts) -> None:
-    """From now on `routing`, `[tokens, layers, top_k]`, says which experts run, whatever the routers say."""
+def replay_experts(parts: Parts, *, routing: Experts) -> Replay:
+    """From now on `routing`, `[tokens, layers, top_k]`, says which experts run, whatever the routers say.
+    Returns who says it."""
     replay = Replay(parts.orchestrator.run_layer, routing, parts.device)
     attach(list(expert_modules(parts.model).values()), replay)
+    return replay
 
 
 @contextmanager

@@ -4,12 +4,14 @@
     python -m bench.hybrid_formats                                 the bundled model on this CPU, its own text
 
 All engines are of one process: a format's experts are read (and quantised) once and handed from one engine to
-the next, and the three handlers follow each other within seconds. The speed of one is the median of its
-decodes. Where loading and computing cost about the same, splitting is worth most: that case has a row of its
-own, with what both cost. `--cpu-threads` makes the CPU as slow as the link where it is not.
+the next, and the three handlers follow each other within seconds. Each decodes until the captured step has
+found its share of misses for the CPU, then some stretches of text that are the same for all; its speed is the
+median of these. Where loading and computing cost about the same, splitting is worth most: that case has a row
+of its own, with what both cost. `--cpu-threads` makes the CPU as slow as the link where it is not.
 
-An engine takes 3 to 5 s on a GPU machine, of 4 layers; after `--seconds` no further case is begun, and the
-rows are of what was measured. Cases that fail are said, and the exit status is their number.
+An engine takes 3 to 6 s on a GPU machine, of 4 layers, so eight cases some 110 s; after `--seconds` no
+further case is begun, and the rows are of what was measured. Cases that fail are said, and the exit status is
+their number.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from typing import NamedTuple
 
 from bench.decode_case import (
     SHORT_PROMPT,
-    WARM_UP_TOKENS,
     Case,
+    Loaded,
     Plan,
     make_prompt,
     model_sizes,
@@ -39,13 +41,21 @@ from bench.hybrid_misses import HANDLERS
 from bench.models.random_checkpoint import ensure_checkpoint
 from bench.models.random_geometry import RandomGeometry
 from bench.routing import Experts, RecordedRouting, RoutingFacts
+from bench.routing_replay import Replay
+from hetero_gpu import CacheStats
+from hetero_runtime.assembly import Parts
 from hetero_runtime.bundled import model_path
 from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.in_place import InPlaceStats
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_scheduler.misses import Trials
 
 DEVICE = "cpu"
 
 FORMATS = ("checkpoint", "int8", "int4", "fp8")
 RESIDENCIES = (0.25, 0.45)
+LEAST_WARM_UPS, MOST_WARM_UPS = 2, 12
+"""Decodes that are not timed: until the trials of shares have ended."""
 EVEN = 0.75
 """Of the faster one's speed: from here on load and cpu cost about the same."""
 
@@ -58,6 +68,8 @@ class Speeds(NamedTuple):
     load: float
     cpu: float
     hybrid: float
+    told: str = ""
+    """What each of them did."""
 
     @property
     def over_best(self) -> float:
@@ -90,7 +102,11 @@ class Engines:
         if name != self._format:
             self.close()
             self._format = name
-        return Speeds(name, residency, *(self._tok_s(residency, handler) for handler in HANDLERS))
+        engines = [self._measure(residency, handler) for handler in HANDLERS]
+        told = "; ".join(
+            f"{handler}: {engine.told}" for handler, engine in zip(HANDLERS, engines, strict=True)
+        )
+        return Speeds(name, residency, *(engine.tok_s for engine in engines), told)
 
     def close(self) -> None:
         """Give the bank back."""
@@ -98,24 +114,65 @@ class Engines:
             self._store.close()
             self._store = None
 
-    def _tok_s(self, residency: float, handler: str) -> float:
-        """The median of the decodes of one engine."""
+    def _measure(self, residency: float, handler: str) -> _Engine:
+        """One engine, once it has settled."""
         words = {"model": {"experts": self._format}, "misses": {"handler": handler}}
         words |= {} if handler == "load" else self._cpu
-        replay = None if self._routing is None else partial(replay_experts, routing=self._routing)
+        replays: list[Replay] = []
+
+        def replay(parts: Parts) -> None:
+            assert self._routing is not None, "nothing to replay"
+            replays.append(replay_experts(parts, routing=self._routing))
+
         store, self._store = self._store, None  # closed where the next engine fails to load
         case = Case("lru", residency, self._mode, handler)
-        engine = opened(self._plan, case, words, replay=replay, store=store).engine
+        replayed = None if self._routing is None else replay
+        loaded = opened(self._plan, case, words, replay=replayed, store=store)
         try:
-            prompt = make_prompt(SHORT_PROMPT)
-            engine.generate(prompt, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-            decodes = [
-                engine.generate(prompt, max_tokens=self._plan.tokens + 1, ignore_eos=True)
-                for _ in range(self._plan.runs)
-            ]
+            return self._timed(loaded, replays)
         finally:
-            self._store = engine.release()
-        return statistics.median(decode.timings.tok_s for decode in decodes)
+            self._store = loaded.engine.release()
+
+    def _timed(self, loaded: Loaded, replays: Sequence[Replay]) -> _Engine:
+        engine, trials = loaded.engine, _trials(loaded.parts)
+        prompt = make_prompt(SHORT_PROMPT)
+        decode = partial(engine.generate, prompt, max_tokens=self._plan.tokens + 1, ignore_eos=True)
+        for number in range(MOST_WARM_UPS):
+            if number >= LEAST_WARM_UPS and (trials is None or not trials.is_racing):
+                break
+            decode()
+        for each in replays:
+            each.seek(0)
+        decode()  # a step that asks nobody any more is captured in front of it
+        before = engine.stats().decode
+        decodes = [decode() for _ in range(self._plan.runs)]
+        after = engine.stats().decode
+        told = _told(after.cache - before.cache, after.in_place - before.in_place, trials)
+        return _Engine(statistics.median(decode.timings.tok_s for decode in decodes), told)
+
+
+class _Engine(NamedTuple):
+    """One engine's median speed, and what it did meanwhile."""
+
+    tok_s: float
+    told: str
+
+
+def _trials(parts: Parts) -> Trials | None:
+    """What the captured step tries; None where it tries nothing."""
+    return parts.orchestrator.trials if isinstance(parts.orchestrator, DeviceOrchestrator) else None
+
+
+def _told(cache: CacheStats, in_place: InPlaceStats, trials: Trials | None) -> str:
+    told = f"hits {100 * cache.hit_rate:.0f} %"
+    if in_place.experts:
+        each_us = 1e6 * in_place.seconds / in_place.experts
+        told += f", {100 * in_place.experts / cache.required:.0f} % on the CPU in {each_us:.0f} us each"
+    if trials is None or not trials.step_s:
+        return told
+    tried = ", ".join(f"{share}: {1e3 * seconds:.2f}" for share, seconds in sorted(trials.step_s.items()))
+    verdict = "given up" if trials.is_lost else f"share {trials.share}"
+    return f"{told}, {verdict} (ms a step by share: {tried})"
 
 
 def measure(engines: Engines, options: argparse.Namespace) -> tuple[list[Speeds], int]:
@@ -133,7 +190,7 @@ def measure(engines: Engines, options: argparse.Namespace) -> tuple[list[Speeds]
             num_failed += 1
         else:
             found.append(speeds)
-            print(f"{speeds}; {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{speeds}; {time.monotonic() - began:.0f} s\n    {speeds.told}", flush=True)
     return found, num_failed
 
 
@@ -171,7 +228,7 @@ def _speed_row(case: Speeds, note: str) -> Row:
         value=case.hybrid,
         unit="tok/s",
         reference=f"load {case.load:.3g}, cpu {case.cpu:.3g} tok/s, same run",
-        note=note,
+        note=f"{note}; {case.told}" if case.told else note,
     )
 
 

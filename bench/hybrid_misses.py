@@ -5,8 +5,9 @@
 
 Each engine runs in a process of its own, one after another and round by round, so that peaks of memory are
 its own and what else the machine does falls on all of them. On device cpu the link is a copy within memory,
-and a hit is computed by the same cores: it is measured as it is. Without a recorded routing the text is
-greedy, which repeats itself and flatters every cache, all alike.
+and a hit is computed by the same cores: it is measured as it is. A process compiles the kernels before it
+computes on the CPU, some 5 to 15 s. Without a recorded routing the text is greedy, which repeats itself and
+flatters every cache, all alike.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Engine(NamedTuple):
 def measure_here(options: argparse.Namespace) -> Engine:
     """Load and measure the one engine that `options` name, in this process."""
     plan = Plan(options.checkpoint, options.device, options.tokens, (), options.runs)
-    case = Case("lru", options.residency, misses=options.handler)
+    case = Case("lru", options.residency, _mode(options), options.handler)
     measured = measure_case(plan, case, _routing(options))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Engine(options.handler, options.residency, measured.all_tok_s, peak)
@@ -123,6 +124,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--checkpoint", type=Path, default=model_path(), help="default: the bundled model")
     parser.add_argument("--routing", type=Path, help="what bench.routing_replay recorded; default: its own")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="default: graph on cuda, else eager")
     parser.add_argument("--tokens", type=int, default=128, help="decoded in each repetition")
     parser.add_argument("--runs", type=int, default=3, help="repetitions in each process")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each kind")
@@ -134,9 +136,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _common_words(options: argparse.Namespace) -> list[str]:
-    words = ["--device", options.device, "--checkpoint", str(options.checkpoint)]
+    words = ["--device", options.device, "--checkpoint", str(options.checkpoint), "--mode", _mode(options)]
     words += ["--tokens", str(options.tokens), "--runs", str(options.runs)]
     return words if options.routing is None else [*words, "--routing", str(options.routing)]
+
+
+def _mode(options: argparse.Namespace) -> str:
+    return options.mode or ("graph" if options.device == "cuda" else "eager")
 
 
 def _routing(options: argparse.Namespace) -> Experts | None:
@@ -147,7 +153,8 @@ def _routing(options: argparse.Namespace) -> Experts | None:
 
 def _note(options: argparse.Namespace) -> str:
     note = (
-        f"{options.rounds} x {options.runs} decodes of {options.tokens} tokens, LRU, device {options.device}"
+        f"{options.rounds} x {options.runs} decodes of {options.tokens} tokens, LRU, {_mode(options)}, "
+        f"device {options.device}"
     )
     routing = _routing(options)
     if routing is None:

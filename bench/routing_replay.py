@@ -93,6 +93,10 @@ class Replay:
         """The next token of the recording; waits for the device."""
         return self._choice.position
 
+    def seek(self, token: int) -> None:
+        """The next pass begins with this token of the recording."""
+        self._choice.seek(token)
+
     def __call__(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:

@@ -5,6 +5,8 @@ What does not allow it is no error: decoding stays eager, and the reason is logg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -151,16 +153,25 @@ def _capture(
     if steered is not None:
         assert isinstance(sequences, GraphSequences), "drafts are checked with the routers' own choice"
         steered.attach(parts.model, sequences.tokens, routers=small_choosers(parts.model))
-    capture_step(sequences, orchestrator)
-    if steered is not None:
-        steered.forget_counts()
+    capture_step(sequences, orchestrator, steered=steered)
 
 
-def capture_step(sequences: GraphSequences | CheckGraphs, orchestrator: DeviceOrchestrator) -> None:
+def capture_step(
+    sequences: GraphSequences | CheckGraphs,
+    orchestrator: DeviceOrchestrator,
+    *,
+    steered: CapturedRouting | None = None,
+) -> None:
     """Capture the decode step of `sequences` with the experts function that is attached now."""
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
-    sequences.capture(prefill=partial(around, Phase.PREFILL), decode=partial(around, Phase.DECODE))
-    orchestrator.forget_counts()
+
+    @contextmanager
+    def decode() -> Iterator[None]:
+        steered_uncounted = nullcontext() if steered is None else steered.uncounted()
+        with orchestrator.uncounted(), steered_uncounted, around(Phase.DECODE):
+            yield
+
+    sequences.capture(prefill=partial(around, Phase.PREFILL), decode=decode)
 
 
 def _steered(

@@ -120,6 +120,7 @@ class GraphSequences:
         self._logits: dict[int, torch.Tensor] = {}
         self._graphs: dict[int, _StepGraphs] = {}
         self._free = list(range(len(active)))
+        self._around: tuple[Around, Around]
 
     @property
     def row_counts(self) -> list[int]:
@@ -133,6 +134,7 @@ class GraphSequences:
 
         `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations.
         """
+        self._around = prefill, decode
         self._graphs.clear()
         capture = self._capture or GraphCapture()
         nothing = torch.zeros(1, dtype=torch.long, device=self._active.device)
@@ -148,6 +150,13 @@ class GraphSequences:
                     draw=capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
                 )
         self._empty(0)
+
+    def capture_again(self) -> None:
+        """As before, with what the model does now. All rows are empty; waits for steps under way."""
+        if self._active.is_cuda:
+            torch.cuda.synchronize(self._active.device)
+        prefill, decode = self._around
+        self.capture(prefill=prefill, decode=decode)
 
     # ---- rows
 

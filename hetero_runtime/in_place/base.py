@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from hetero_cpu_kernels.experts.standing import StandingCall
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -36,6 +39,17 @@ class Done(NamedTuple):
     seconds: float
 
 
+class StandingExperts(NamedTuple):
+    """What compiled code needs to make a backend's calls itself. Expert e of layer l has its record
+    `(l * num_experts + e) * record_bytes` behind the call's bank."""
+
+    call: StandingCall
+    record_bytes: int
+    num_experts: int
+    listener_cpus: frozenset[int]
+    """Processors of the thread that makes the calls; none: any."""
+
+
 class InPlaceExperts(ABC):
     """Computes one piece of work at a time, beside the thread that asks.
 
@@ -53,6 +67,11 @@ class InPlaceExperts(ABC):
     def wait(self) -> Done:
         """Return when the submitted work is done. Raises what went wrong in a worker, DeviceError where it
         was the machine; the next work may be submitted all the same."""
+
+    def stand(self, hidden: Floats, total: Floats, *, top_k: int) -> StandingExperts | None:
+        """Ready for calls that compiled code makes, each of rows of `hidden` `[R, H]` with up to `top_k`
+        experts, whose sum goes to `total` `[R, H]`; `submit` has to wait meanwhile. None: Python has to."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -43,6 +43,9 @@ from hetero_scheduler.misses import AllInPlace, ByCost, FixedShare, MissPolicy, 
 
 log = logging.getLogger(__name__)
 
+_SPINS_IN_A_STEP = 60_000
+"""Looks of a worker before it sleeps, some 3 ms: not every layer of a step calls."""
+
 
 class Routed(NamedTuple):
     """The routed experts of a model: transformers' Experts modules, and the dtype of the computation."""
@@ -117,15 +120,21 @@ def make_in_place_experts(config: ResolvedConfig, routed: Routed, store: BankSto
             [expert_mlp(module) for module in routed.modules],
             parameters=lambda key: store.materialize(store.plain_record(key), routed.dtype),
             dtype=routed.dtype,
-            num_threads=config.cpu.workers,
+            num_threads=_num_workers(config),
         )
     if config.cpu.backend == "ktransformers":
         return _make_kt(config, routed, store)
     form = _form(config, routed, store.layout, store.forms, store.packing)
-    pool = WorkerPool(_cpus(config))
+    cpus = _cpus(config)
+    pool = WorkerPool(cpus, spins=_SPINS_IN_A_STEP) if config.execution.mode == "graph" else WorkerPool(cpus)
     try:
         return NativeExperts(
-            form, pool, target=_target(config), records=store.records, num_experts=store.num_experts
+            form,
+            pool,
+            target=_target(config),
+            records=store.records,
+            num_experts=store.num_experts,
+            listener_cpus=frozenset(core[0] for core in this_machine().cores) - frozenset(cpus),
         )
     except BaseException:
         pool.close()
@@ -222,12 +231,17 @@ def _form(
 def _cpus(config: ResolvedConfig) -> tuple[int, ...]:
     """A processor for each worker."""
     try:
-        return place_workers(this_machine(), config.cpu.workers)
+        return place_workers(this_machine(), _num_workers(config))
     except ValueError as error:
         raise ConfigError(
-            f"cpu.threads: {config.cpu.threads} is one for the engine and {config.cpu.workers} that compute "
-            f"experts, and {error}; write cpu.threads: auto"
+            f"cpu.threads: {config.cpu.threads} leaves {_num_workers(config)} that compute experts, "
+            f"and {error}; write cpu.threads: auto"
         ) from error
+
+
+def _num_workers(config: ResolvedConfig) -> int:
+    """A captured step has a thread that spins to hear its calls, and needs a core for that."""
+    return max(1, config.cpu.workers - (config.execution.mode == "graph"))
 
 
 def _target(config: ResolvedConfig) -> Target:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from hetero_cpu_kernels.experts import CpuExperts, ExpertForm, Routing, Target
-from hetero_cpu_kernels.experts.plan import MOST_TOKENS
+from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MOST_TOKENS
 from hetero_cpu_kernels.pool import WorkerError, WorkerPool
 from hetero_runtime.errors import DeviceError
-from hetero_runtime.in_place.base import Done, Floats, InPlaceExperts, Integers, Work
+from hetero_runtime.in_place.base import Done, Floats, InPlaceExperts, Integers, StandingExperts, Work
 from hetero_runtime.plan.in_place import in_place_pairs
 
 
@@ -38,7 +38,10 @@ class NativeExperts(InPlaceExperts):
         target: Target,
         records: torch.Tensor,
         num_experts: int,
+        listener_cpus: frozenset[int] = frozenset(),
     ) -> None:
+        """`listener_cpus`: as in `StandingExperts`."""
+        self._form, self._listener_cpus = form, listener_cpus
         self.num_workers, self.target = pool.num_workers, target
         self._pool, self._experts = pool, CpuExperts(form, pool, target=target)
         self._bank, self._record_bytes, self._num_experts = records.numpy(), form.record_bytes, num_experts
@@ -70,6 +73,15 @@ class NativeExperts(InPlaceExperts):
         except WorkerError as error:
             raise DeviceError(f"computing experts on the CPU failed: {error}") from error
         return Done(total, seconds)
+
+    def stand(self, hidden: Floats, total: Floats, *, top_k: int) -> StandingExperts | None:
+        if len(hidden) > FEW_TOKENS:
+            return None
+        from hetero_cpu_kernels.experts.standing import StandingCall
+
+        own = CpuExperts(self._form, self._pool, target=self.target)
+        call = StandingCall(own, self._pool, hidden=hidden, out=total, top_k=top_k, bank=self._bank)
+        return StandingExperts(call, self._record_bytes, self._num_experts, self._listener_cpus)
 
     def close(self) -> None:
         self._pool.close()

@@ -67,6 +67,14 @@ class Orchestrator(ABC):
         """What forecasts cost the host; zeros where it makes none."""
         return PredictionStats()
 
+    def observe_steps(self, num_steps: int, seconds: float) -> None:  # noqa: B027 (most choose nothing by it)
+        """So many captured steps took the device so long; in the order of the steps, between passes."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Captured anew, a step would be shorter."""
+        return False
+
     @abstractmethod
     def check(self) -> None:
         """Assert the invariants that hold between passes."""

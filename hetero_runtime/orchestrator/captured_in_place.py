@@ -2,43 +2,49 @@
 
     layer l     divide ─ call ─ ensure ─ gather ─ experts ─ add the answer
                           │                          ▲
-    host thread    listens└─ its backend computes ───┘     while the device loads and computes its own share
+    host thread    listens└─ the CPU computes ───────┘     while the device loads and computes its own share
 
-How many of a layer's misses go to the CPU is a table of the host, made anew from the policy's costs between
-passes; which ones, the device decides. The device waits within bounds: a thread that died or hangs makes an
-error of the pass, and no hung device. What a backend raised is raised after the pass. A thread that died is
-told of once, with the first thing that went wrong, and the next pass has another.
+How many of a layer's misses go to the CPU is a table of the host; which ones, the device decides. A policy
+that splits by cost is not asked for the table: shares are tried in turn, and the time of whole steps decides
+(`hetero_scheduler.misses.trials`). Where no share helps, the log says so once, and a step that is captured
+anew asks nobody any more.
+
+The device waits within bounds: a thread that died or hangs makes an error of the pass, and no hung device.
+What a backend raised is raised after the pass. A thread that died is told of once, with the first thing that
+went wrong, and the next pass has another.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 from hetero_gpu.control import ControlRegion, Word
-from hetero_gpu.control.copy_engine import sleep_address
 from hetero_gpu.control.fault import TableError
-from hetero_gpu.in_place import Division, Mailbox, add_answer, answer, await_call, call, divide
+from hetero_gpu.in_place import Division, Mailbox, add_answer, call, divide
 from hetero_gpu.in_place.divide import MOST_LOOKS
-from hetero_gpu.in_place.listen import compile_listening
 from hetero_gpu.tables import DeviceTables
 from hetero_runtime.errors import DeviceError
-from hetero_runtime.in_place import InPlaceExperts, InPlaceStats, Work
-from hetero_scheduler.misses import LayerDemand, MissPolicy
+from hetero_runtime.in_place import InPlaceExperts, InPlaceStats
+from hetero_runtime.in_place.answers import CallLine, make_answers
+from hetero_scheduler.misses import FixedShare, LayerDemand, MissPolicy, Trials
+
+log = logging.getLogger(__name__)
 
 _JOIN_S = 15.0
 _POLL_S = 1e-4
-CALLS_BETWEEN = 256
-"""Calls after which the costs may say something new: some five tokens of a big model."""
 
 
 class CapturedInPlace:
     """See the module docstring. `region`: what `tables` are attached to; `hidden`: H. `top_k`: of a row.
 
-    Construction compiles the listening (a second) and starts the thread. `experts` is closed with this.
+    Construction compiles what answers (a second or two) and starts its thread. `experts` is closed
+    with this.
     """
 
     def __init__(
@@ -51,24 +57,31 @@ class CapturedInPlace:
         hidden: int,
         top_k: int,
     ) -> None:
-        self._experts, self._policy, self._tables, self._region = experts, policy, tables, region
+        self._experts, self._tables, self._region = experts, tables, region
         self._top_k = top_k
         self._mailbox = Mailbox(tables.device, rows=tables.max_pairs // top_k, hidden=hidden, top_k=top_k)
         self._division = Division(tables)
-        self._stats, self._num_since = InPlaceStats(), 0
-        self._numbers: list[int] = []
+        self._answers = make_answers(experts, CallLine(self._mailbox, region))
+        self._uncounted = InPlaceStats()
+        self._is_asking = True
         self._failure: BaseException | None = None
         self._is_closing = False
-        compile_listening()
+        self.trials = Trials() if policy.is_tried else None
+        """Of shares of a layer's misses; None where `policy` says how many."""
+        self._share = 0.0
+        if self.trials is None:
+            self._write_table(policy)
         self._thread = self._start()
-        self.begin_pass()
 
     # ---- captured, for each layer
 
     def begin_layer(
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Hand the CPU its share. Returns what the device is to bring, int32 `[T, K]`."""
+        """Hand the CPU its share. Returns what the device is to bring, `[T, K]`."""
+        self._is_asking = not self._is_lost
+        if not self._is_asking:
+            return top_k_index
         kept = divide(self._tables, layer, top_k_index, top_k_weights, division=self._division)
         call(
             layer,
@@ -82,6 +95,8 @@ class CapturedInPlace:
 
     def finish_layer(self, out: torch.Tensor) -> None:
         """Add the CPU's share to `out` `[T, H]`."""
+        if not self._is_asking:
+            return
         add_answer(
             out,
             division=self._division,
@@ -92,21 +107,27 @@ class CapturedInPlace:
 
     # ---- by the host, between passes
 
+    @property
+    def is_outdated(self) -> bool:
+        """The step that is captured asks the CPU, which was given up since."""
+        return self._is_asking and self._is_lost
+
     def begin_pass(self) -> None:
-        """Put another thread in the place of one that died, which waits for the device; make the table anew
-        where enough calls were answered since, which waits for nothing."""
+        """Put another thread in the place of one that died, which waits for the device; give the device the
+        share that is to be tried now, which waits for nothing."""
         if not self._thread.is_alive():
             self.finish()
-        if self._numbers and self._num_since < CALLS_BETWEEN:
+        if self.trials is not None and self.trials.share != self._share:
+            self._share = self.trials.share
+            self._write_table(FixedShare(self._share))
+
+    def observe_steps(self, num_steps: int, seconds: float) -> None:
+        """So many steps took the device so long; in the order of the steps."""
+        if self.trials is None or self._is_lost:
             return
-        self._num_since = 0
-        numbers = [self._number(misses) for misses in range(self._tables.max_pairs + 1)]
-        if numbers == self._numbers:
-            return
-        self._numbers = numbers
-        self._division.number_of.copy_(torch.tensor(numbers, dtype=torch.int32))
-        if not any(numbers):
-            self._policy.give_up()
+        self.trials.observe(num_steps, seconds)
+        if self._is_lost:
+            _say_lost(self.trials)
 
     def raise_if_failed(self) -> None:
         """Raise the first thing that went wrong on the CPU, once."""
@@ -131,12 +152,16 @@ class CapturedInPlace:
             self._thread = self._start()
 
     def stats(self) -> InPlaceStats:
-        """Since the engine began, or since `forget_counts`."""
-        return self._stats
+        """Since the engine began, but for what was `uncounted`."""
+        return self._answers.stats() - self._uncounted
 
-    def forget_counts(self) -> None:
-        """Start from zero."""
-        self._stats = InPlaceStats()
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is computed inside counts in no `stats`. Waits for the device."""
+        before = self._answers.stats()
+        yield
+        self.finish()
+        self._uncounted += self._answers.stats() - before
 
     def close(self) -> None:
         """End the thread and the backend; no step may follow."""
@@ -147,72 +172,53 @@ class CapturedInPlace:
             raise TimeoutError(f"after {_JOIN_S:.0f} s the CPU still computes experts")
         self._experts.close()
 
-    def _number(self, num_misses: int) -> int:
+    @property
+    def _is_lost(self) -> bool:
+        return self.trials is not None and self.trials.is_lost
+
+    def _write_table(self, policy: MissPolicy) -> None:
         """How many of so many misses are computed in place; as many experts as a row has are needed."""
-        num_hits = max(0, self._top_k - num_misses)
-        demand = LayerDemand([1] * num_hits, [1] * num_misses, range(num_misses), num_empty=0)
-        return len(self._policy.plan_beside(demand))
+        numbers = []
+        for num_misses in range(self._tables.max_pairs + 1):
+            num_hits = max(0, self._top_k - num_misses)
+            demand = LayerDemand([1] * num_hits, [1] * num_misses, range(num_misses), num_empty=0)
+            numbers.append(len(policy.choose(demand)))
+        self._division.number_of.copy_(torch.tensor(numbers, dtype=torch.int32))
 
     # ---- the thread
 
     def _start(self) -> threading.Thread:
         """A thread that answers the calls to come; the device has nothing to do."""
-        self._answered = self._region.read(Word.CALLS)
-        self._region.write(Word.ANSWERS, self._answered)
+        answered = self._region.read(Word.CALLS)
+        self._region.write(Word.ANSWERS, answered)
         self._region.write(Word.STOP, 0)
-        thread = threading.Thread(target=self._serve, name="hetero-in-place", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(answered,), name="hetero-in-place", daemon=True)
         thread.start()
         return thread
 
-    def _serve(self) -> None:
-        try:
-            self._answer_calls()
-        except BaseException as error:
-            self._failure = self._failure or error
+    def _serve(self, answered: int) -> None:
+        """Until it is told to stop, or a call stays without an answer."""
+        is_answering = True
+        while is_answering:
+            try:
+                self._answers.run(answered)
+                is_answering = False
+            except BaseException as error:
+                self._failure = self._failure or error
+                is_answering = self._region.read(Word.ANSWERS) > answered
+                answered = self._region.read(Word.ANSWERS)
         if not self._is_closing:
             self._failure = self._failure or DeviceError(
                 "the thread that computes experts on the CPU has ended; the next request starts another"
             )
 
-    def _answer_calls(self) -> None:
-        """Until it is told to stop."""
-        region, sleep = self._region.host_address, sleep_address()
-        while True:
-            number = await_call(region, self._answered, sleep)
-            if number < 0:
-                return
-            try:
-                self._compute()
-            except BaseException as error:
-                self._mailbox.total[:] = 0.0
-                self._failure = self._failure or error
-            self._answered = number
-            answer(region, number)
 
-    def _compute(self) -> None:
-        began = time.perf_counter()
-        work = _work_of(self._mailbox)
-        self._experts.submit(work)
-        done = self._experts.wait()
-        self._mailbox.total[: len(done.total)] = done.total
-        self._stats += InPlaceStats(len(work.experts), done.seconds)
-        self._num_since += 1
-        self._policy.observe_in_place(np.diff(work.bounds).tolist(), done.seconds)
-        self._policy.observe_call(time.perf_counter() - began - done.seconds)
-
-
-def _work_of(mailbox: Mailbox) -> Work:
-    """The call that lies in the mailbox; what the backend reads of it stays as it is until it is answered."""
-    layer, num_rows = mailbox.head.tolist()
-    flat = mailbox.experts[:num_rows].reshape(-1)
-    pairs = np.flatnonzero(flat >= 0)
-    order = pairs[np.argsort(flat[pairs], kind="stable")]
-    experts, first = np.unique(flat[order], return_index=True)
-    return Work(
-        layer=layer,
-        hidden=mailbox.hidden[:num_rows],
-        experts=experts.astype(np.int64),
-        bounds=np.append(first, len(order)),
-        tokens=order // mailbox.top_k,
-        weights=mailbox.weights[:num_rows].reshape(-1)[order],
+def _say_lost(trials: Trials) -> None:
+    helped = min(seconds for share, seconds in trials.step_s.items() if share > 0)
+    log.warning(
+        "misses are all loaded from now on: a step takes %.2f ms so, and %.2f ms at best with some of them "
+        "computed on the CPU; misses.handler: load saves its memory, and cpu.threads or cpu.isa may make it "
+        "faster",
+        1e3 * trials.step_s[0.0],
+        1e3 * helped,
     )

@@ -16,7 +16,7 @@ one CUDA graph and replayed for every token (SeqMoE §8).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -28,6 +28,7 @@ from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
+from hetero_scheduler.misses import Trials
 
 
 class DeviceOrchestrator(Orchestrator):
@@ -117,11 +118,26 @@ class DeviceOrchestrator(Orchestrator):
     def prediction_stats(self) -> PredictionStats:
         return self._prefill.prediction_stats()
 
-    def forget_counts(self) -> None:
-        """Start `device_stats` and `device_in_place_stats` from zero."""
-        self._tables.counters.zero_()
+    def observe_steps(self, num_steps: int, seconds: float) -> None:
         if self._in_place is not None:
-            self._in_place.forget_counts()
+            self._in_place.observe_steps(num_steps, seconds)
+
+    @property
+    def is_outdated(self) -> bool:
+        return self._in_place is not None and self._in_place.is_outdated
+
+    @property
+    def trials(self) -> Trials | None:
+        """Of shares of the misses that the CPU computes; None where nothing is tried."""
+        return None if self._in_place is None else self._in_place.trials
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What decode passes do inside counts neither in `device_stats` nor in `device_in_place_stats`."""
+        before = self._tables.counters.clone()
+        with nullcontext() if self._in_place is None else self._in_place.uncounted():
+            yield
+        self._tables.counters.copy_(before)
 
     def check(self) -> None:
         self._hand_over(to_device=False)

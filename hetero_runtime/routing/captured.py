@@ -97,6 +97,9 @@ class CapturedRouting:
         inserted, demanded, deviating = self._caches.counters.sum(dim=(0, 1)).tolist()
         return RoutingStats(inserted, demanded, deviating)
 
-    def forget_counts(self) -> None:
-        """Start `stats` from zero."""
-        self._caches.counters.zero_()
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What steps decide inside does not count in `stats`."""
+        before = self._caches.counters.clone()
+        yield
+        self._caches.counters.copy_(before)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from hetero_gpu.stopwatch import Stopwatch, stopwatch_for
 from hetero_runtime.generation import Request
 from hetero_runtime.generation.row_sampler import UNSOUND, RowSampler
 from hetero_runtime.generation.sampling import unsound_logits
@@ -50,11 +51,14 @@ class GraphStepper(Stepper):
         self._left: deque[int] = deque()
         self._under_way: deque[_Round] = deque()
         self._last_done_s, self._step_s = 0.0, VISIT_S
+        self._watch: Stopwatch[int] = stopwatch_for(passes.device)
 
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
         with self._passes.turns.take():
             self._sweep()
+            if not self._rows and self._passes.orchestrator.is_outdated:
+                self._sequences.capture_again()
             row = self._sequences.take_row()
         try:
             yield GraphTokens(self, row, request, checkpoint=checkpoint)
@@ -96,6 +100,8 @@ class GraphStepper(Stepper):
                 while len(self._under_way) < 2 and (wanted := self._wanted()):
                     self._under_way.append(self._submit(wanted))
                 said = self._under_way[0].submitted.wait()
+                for lap in self._watch.laps():
+                    self._passes.orchestrator.observe_steps(lap.what, lap.seconds)
         except Exception as error:
             self._fail(error)
             return
@@ -117,7 +123,9 @@ class GraphStepper(Stepper):
                 active[i][tokens.row], uniforms[i][tokens.row] = True, uniform
         is_plain = all(RowSampler.is_plain(tokens.request.params) for tokens in shares)
         began_s = time.perf_counter()
+        self._watch.start()
         submitted = self._sequences.submit(StepPlan(active, None if is_plain else uniforms))
+        self._watch.stop(num_steps)
         return _Round(submitted, shares, began_s)
 
     def _hand_out(self, done: _Round, said: list[list[int]]) -> None:

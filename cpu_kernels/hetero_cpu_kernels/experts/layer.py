@@ -108,6 +108,20 @@ class CpuExperts:
             self._held.clear()
             self._busy.release()
 
+    @property
+    def job_address(self) -> int:
+        """Of the job that a plan is given to."""
+        return int(self._job.address)
+
+    def lay_out(self, hidden: Floats, bank: Bytes, *, routing: Routing, out: Floats) -> Integers:
+        """The words of the plan of such a call, of any experts of up to FEW_TOKENS tokens, for compiled code
+        that makes it itself (`standing`); the arrays are its to keep, and `submit` must not be called any
+        more. Raises ValueError as `submit`."""
+        check_arrays(self.form, hidden=hidden, bank=bank, out=out)
+        extent = check_routing(self.form, routing, num_tokens=len(hidden), bank_bytes=bank.size)
+        self._fill(hidden, bank, routing, out, extent._replace(most_tokens=FEW_TOKENS))
+        return self._words
+
     def _write_constants(self, plan: Any) -> None:
         gate = self.form.gate
         plan["control"] = self._pool.control

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -114,6 +115,17 @@ class WorkerPool:
         """`submit` and `wait`."""
         self.submit(job, plan, failures=failures)
         self.wait()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Inside, compiled code of the caller rings and waits for itself (`doorbell`); all others wait.
+
+        Raises RuntimeError when the pool is closed.
+        """
+        with self._busy:
+            if self._is_closed:
+                raise RuntimeError("the worker pool is closed")
+            yield
 
     def close(self) -> None:
         """End the workers, after the running job. A second call does nothing."""

@@ -10,8 +10,9 @@ from hetero_gpu.control.host_atomics import call_sleep, load_acquire, store_rele
 from hetero_gpu.control.region import WORD_BYTES, Word
 
 _CALLS, _ANSWERS, _STOP = (WORD_BYTES * word for word in (Word.CALLS, Word.ANSWERS, Word.STOP))
-_SPINS = 20_000
-"""Looks between sleeps at first: longer than a step's pause between two layers."""
+_SPINS = 2_000_000
+"""Looks before the first sleep: some 3 ms, longer than steps are apart. Who sleeps is woken late, by a third
+of what a layer takes."""
 _SHORT_US, _LONG_US = 20, 1000
 _SHORT_SLEEPS = 5000
 """Some tenths of a second without a call: nobody decodes, and the first call may wait a millisecond."""

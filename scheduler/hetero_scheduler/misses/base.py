@@ -29,19 +29,13 @@ class MissPolicy(ABC):
 
     is_lost = False
     """Everything is loaded from now on: nobody has to ask any more."""
+    is_tried = False
+    """A captured step, which observes no layer, tries shares of the misses (`trials`) in place of asking."""
 
     @abstractmethod
     def choose(self, demand: LayerDemand) -> list[int]:
         """Positions in the demand's misses, ascending, of those to be computed where they lie; at most all
         but `num_empty`."""
-
-    def plan_beside(self, demand: LayerDemand) -> list[int]:
-        """What `choose` would say if handing work over kept nobody but the CPU waiting: for a captured step,
-        which calls the CPU and goes on. Nothing is counted."""
-        return self.choose(demand)
-
-    def give_up(self) -> None:  # noqa: B027
-        """Nothing that the policy says is ever computed in place."""
 
     def observe_in_place(self, tokens: Sequence[int], seconds: float) -> None:  # noqa: B027 - most ask no clock
         """A layer's experts with so many `tokens` were computed in place in so many seconds."""

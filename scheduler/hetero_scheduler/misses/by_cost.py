@@ -25,6 +25,8 @@ class ByCost(MissPolicy):
     """See `split`. `on_lost` is called once, when the CPU helped no layer for so long that it is given up;
     after that everything is loaded."""
 
+    is_tried = True
+
     def __init__(self, costs: Costs, *, on_lost: Callable[[Verdict], None]) -> None:
         self.costs, self._on_lost = costs, on_lost
         self._num_unhelped = 0
@@ -33,22 +35,18 @@ class ByCost(MissPolicy):
     def choose(self, demand: LayerDemand) -> list[int]:
         if self.is_lost or len(demand.miss_tokens) <= demand.num_empty:
             return []
-        chosen = self._split(demand, is_beside=False)
+        chosen = self._split(demand)
         self._num_unhelped = 0 if chosen else self._num_unhelped + 1
         if self._num_unhelped >= PATIENCE:
-            self.give_up()
+            self._give_up()
         return chosen
 
-    def plan_beside(self, demand: LayerDemand) -> list[int]:
-        return [] if self.is_lost else self._split(demand, is_beside=True)
+    def _give_up(self) -> None:
+        self.is_lost = True
+        (in_place_s,) = self.costs.in_place_s([1])
+        self._on_lost(Verdict(in_place_s + self.costs.call_s, self.costs.load_s()))
 
-    def give_up(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            (in_place_s,) = self.costs.in_place_s([1])
-            self._on_lost(Verdict(in_place_s + self.costs.call_s, self.costs.load_s()))
-
-    def _split(self, demand: LayerDemand, *, is_beside: bool) -> list[int]:
+    def _split(self, demand: LayerDemand) -> list[int]:
         num_loaded = min(demand.num_empty, len(demand.miss_tokens))
         free = least_worth(len(demand.miss_tokens) - num_loaded, demand.worth)
         chosen = split_by_cost(
@@ -56,7 +54,6 @@ class ByCost(MissPolicy):
             self.costs.device_s(demand.hit_tokens, demand.miss_tokens)[num_loaded:],
             [demand.worth[i] for i in free],
             call_s=self.costs.call_s,
-            is_beside=is_beside,
         )
         return [free[position] for position in chosen]
 

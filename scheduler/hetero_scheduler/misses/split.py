@@ -20,23 +20,20 @@ def split_by_cost(
     worth: Sequence[float],
     *,
     call_s: float,
-    is_beside: bool = False,
 ) -> list[int]:
     """Positions, ascending, of the misses to compute in place so that the later side finishes earliest.
 
     `in_place_s` `[n]`: seconds of each on the CPU. `device_s` `[n + 1]`: seconds of the device when so many
     of them are loaded, never falling. `call_s`: what handing over takes if anything is computed in place at
-    all; both sides wait for it, or with `is_beside` the CPU's alone. Of misses that cost the CPU the same,
-    those of least `worth` `[n]` are computed in place. Of splits that finish alike the one with most loads is
-    taken: they stay resident.
+    all; both sides wait for it. Of misses that cost the CPU the same, those of least `worth` `[n]` are
+    computed in place. Of splits that finish alike the one with most loads is taken: they stay resident.
     """
     num_misses = len(in_place_s)
     order = sorted(range(num_misses), key=lambda i: (in_place_s[i], worth[i]))
-    number, earliest, cpu_s = 0, device_s[num_misses], call_s if is_beside else 0.0
-    both_s = 0.0 if is_beside else call_s
+    number, earliest, cpu_s = 0, device_s[num_misses], 0.0
     for position, i in enumerate(order, start=1):
         cpu_s += in_place_s[i]
-        finish_s = both_s + max(cpu_s, device_s[num_misses - position])
+        finish_s = call_s + max(cpu_s, device_s[num_misses - position])
         if finish_s < earliest:
             number, earliest = position, finish_s
     return sorted(order[:number])

@@ -243,7 +243,7 @@ def test_much_work_is_computed_in_several_calls(
     ("cpu", "dtype", "message"),
     [
         ({"isa": "neon"}, "bfloat16", r"cpu.isa: neon does not execute on this machine; write cpu.isa: auto"),
-        ({"threads": 500}, "bfloat16", r"cpu.threads: 500 is one for the engine and 499 .*write cpu.thre"),
+        ({"threads": 500}, "bfloat16", r"cpu.threads: 500 leaves 499 that compute .*write cpu.thre"),
     ],
 )
 def test_what_this_machine_cannot_do_is_refused_before_anything_is_read(

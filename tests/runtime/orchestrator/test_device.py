@@ -22,8 +22,9 @@ from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.pregate import PreGate
 from hetero_runtime.hf.sequences import StaticSequences
-from hetero_runtime.orchestrator import Orchestrator, Phase, captured_in_place
-from hetero_runtime.orchestrator.captured_in_place import CALLS_BETWEEN, CapturedInPlace
+from hetero_runtime.in_place.answers import by_backend
+from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
     MOST_OUTSTANDING,
     Asker,
@@ -35,7 +36,6 @@ from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
 from hetero_runtime.planned import plan_for
 from hetero_scheduler import Popularity
-from hetero_scheduler.misses import ByCost, CostCurve, Costs, DeviceSide, Verdict
 from tests.architectures import build_checkpoint, prompt_ids
 from tests.gpu.control.fake_link import FakeLink
 
@@ -49,6 +49,7 @@ MakeAsker = Callable[[Parts, DeviceTables, ControlRegion, torch.Tensor], Asker]
 
 
 def load(folder: Path, eviction: str, residency: float = 0.25, **misses: object) -> Parts:
+    backend = misses.pop("backend", "torch") if misses else "native"
     config = {
         "model": {"path": str(folder)},
         "device": "cpu",
@@ -57,7 +58,7 @@ def load(folder: Path, eviction: str, residency: float = 0.25, **misses: object)
         "eviction": {"policy": eviction},
         "execution": {"max_length": 64, "max_rows": 1},
         "misses": misses or {"handler": "load"},
-        "cpu": {"threads": 2, "backend": "torch" if misses else "native"},
+        "cpu": {"threads": 2, "backend": backend},
     }
     return assemble(plan_for(load_config(config)).config)
 
@@ -209,7 +210,10 @@ def test_prefetching_changes_no_token(tmp_path: Path, trouble: str) -> None:
 HANDLERS: dict[str, dict[str, object]] = {
     "cpu": {"handler": "cpu"},
     "half": {"handler": "hybrid", "cpu_share": 0.5},
+    "native": {"handler": "cpu", "backend": "native"},
+    "by cost": {"handler": "hybrid"},
 }
+ASK_NO_CLOCK = ("cpu", "half", "native")
 
 
 class InPlaceRun:
@@ -252,13 +256,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., InPlaceRun]]:
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("hetero-", "expert-"))]
 
 
-@pytest.mark.parametrize("misses", HANDLERS)
+@pytest.mark.parametrize("misses", ASK_NO_CLOCK)
 @pytest.mark.parametrize("name", ["Mixtral", pytest.param("GptOssMxfp4", marks=pytest.mark.slow)])
 def test_the_cpu_computes_misses_of_the_step_and_says_the_same(
     name: str, misses: str, start: Callable[..., InPlaceRun]
 ) -> None:
     run = start(name, misses)
-    run.orchestrator.forget_counts()
     for _ in range(2):  # the second prompt finds other slots filled
         assert run.tokens() == run.expected
     stats, in_place = run.orchestrator.device_stats(), run.orchestrator.device_in_place_stats()
@@ -312,7 +315,7 @@ def test_what_ended_the_thread_is_what_is_raised(
     start: Callable[..., InPlaceRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start("Mixtral", "cpu")
-    monkeypatch.setattr(captured_in_place, "answer", lambda region, number: 1 / 0)
+    monkeypatch.setattr(by_backend, "answer", lambda region, number: 1 / 0)
     run.in_place._division.patience.fill_(5)
     with pytest.raises(ZeroDivisionError):
         run.tokens()
@@ -321,26 +324,42 @@ def test_what_ended_the_thread_is_what_is_raised(
     run.orchestrator.check()
 
 
-def test_the_table_follows_the_costs_and_a_cpu_that_loses_is_given_up(
-    start: Callable[..., InPlaceRun],
+def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
+    start: Callable[..., InPlaceRun], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, verdicts = start("Mixtral", "cpu"), list[Verdict]()
-    device = DeviceSide(1.0, CostCurve({1: 0.1}), overlaps=False)
-    costs = Costs(CostCurve({1: 1.0}), device, call_s=0.1)
-    run.in_place._policy = ByCost(costs, on_lost=verdicts.append)
-    run.in_place._numbers = []
-    run.in_place.begin_pass()
-    assert run.in_place._division.number_of.tolist() == [
-        0,
-        1,
-        1,
-    ]  # of two misses 2.2 on the device, or 1.1 on both
-    for _ in range(1000):
-        costs.observe_in_place([1], 50.0)
-    run.in_place.begin_pass()
-    assert run.in_place._division.number_of.tolist() == [0, 1, 1]  # too few calls since
-    run.in_place._num_since = CALLS_BETWEEN
-    run.in_place.begin_pass()
-    assert run.in_place._division.number_of.tolist() == [0, 0, 0]
-    assert len(verdicts) == 1
-    assert run.tokens() == run.expected
+    run = start("Mixtral", "by cost")
+    trials, tables = run.in_place.trials, dict[float, list[int]]()
+    assert trials is not None
+    assert run.orchestrator.trials is trials
+    while not trials.is_lost:
+        assert not run.orchestrator.is_outdated
+        run.in_place.begin_pass()
+        tables[trials.share] = run.in_place._division.number_of.tolist()
+        run.orchestrator.observe_steps(4, 4 * (1 + trials.share))
+    assert tables == {
+        0.0: [0, 0, 0],
+        0.2: [0, 0, 0],
+        0.35: [0, 0, 1],
+        0.5: [0, 1, 1],
+        0.7: [0, 1, 1],
+        1.0: [0, 1, 2],
+    }
+    run.orchestrator.observe_steps(4, 1.0)
+    said = [record.message for record in caplog.records if "all loaded from now on" in record.message]
+    assert len(said) == 1
+    assert "a step takes 1000.00 ms so, and 1200.00 ms at best" in said[0]
+    assert run.orchestrator.is_outdated
+    computed = run.orchestrator.device_in_place_stats()
+    assert run.tokens() == run.expected  # each step of this run is as if captured anew
+    assert not run.orchestrator.is_outdated
+    assert run.orchestrator.device_in_place_stats() == computed
+
+
+def test_what_is_captured_does_not_count(start: Callable[..., InPlaceRun]) -> None:
+    run = start("Mixtral", "cpu")
+    run.tokens()
+    before = run.orchestrator.device_stats(), run.orchestrator.device_in_place_stats()
+    with run.orchestrator.uncounted():
+        run.tokens()
+    assert (run.orchestrator.device_stats(), run.orchestrator.device_in_place_stats()) == before
+    assert before[1].experts > 0

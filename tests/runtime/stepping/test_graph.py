@@ -258,3 +258,29 @@ def test_row_counts_are_powers_of_two_and_all(folders: dict[str, Path]) -> None:
     for rows, counts in ((1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (8, [1, 2, 4, 8])):
         sequences = GraphSequences(model, active=torch.ones(rows, dtype=torch.bool), max_length=8)
         assert sequences.row_counts == counts
+
+
+def test_the_orchestrator_hears_what_steps_took(served: Served) -> None:
+    laps: list[tuple[int, float]] = []
+    served.experts.observe_steps = lambda steps, seconds: laps.append((steps, seconds))  # type: ignore[method-assign]
+    served.answer(PROMPTS[0])
+    assert sum(steps for steps, _ in laps) == sum(len(plan.active) for plan in served.plans)
+    assert all(seconds > 0 for _, seconds in laps)
+
+
+def test_an_outdated_step_is_captured_anew_before_a_text_that_is_alone(
+    served: Served, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+    capture = served.sequences.capture_again
+    monkeypatch.setattr(served.sequences, "capture_again", lambda: (capture(), captured.append(1)))
+    with served.open(PROMPTS[1]) as beside:
+        beside.first({})
+        monkeypatch.setattr(Experts, "is_outdated", True)
+        assert served.answer(PROMPTS[0]) == expected[0]
+    assert not captured  # somebody's text was in a row
+    assert served.answer(PROMPTS[0]) == expected[0]
+    assert captured == [1]
+    monkeypatch.setattr(Experts, "is_outdated", False)
+    assert served.answer(PROMPTS[1]) == expected[1]
+    assert captured == [1]

@@ -1,0 +1,126 @@
+"""Shares tried in turn, by made-up times of steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from hetero_scheduler.misses import SHARES, Trials
+from hetero_scheduler.misses.trials import BLOCK_STEPS, MOST_REST, REST_STEPS, SETTLE_STEPS
+
+Machine = Callable[[float, int], float]
+"""Seconds of a step, by share and number of the step."""
+ENOUGH = 1200
+
+
+def run(trials: Trials, machine: Machine, num_steps: int, *, first: int = 0, a_visit: int = 4) -> float:
+    """So many steps, in visits of a few; their seconds together."""
+    total = 0.0
+    for step in range(first, first + num_steps, a_visit):
+        seconds = sum(machine(trials.share, step + i) for i in range(a_visit))
+        trials.observe(a_visit, seconds)
+        total += seconds
+    return total
+
+
+def both_help(best: float, *, gain: float = 0.3) -> Machine:
+    """A step of 1 s without help, `1 - gain` with the best share, and more again beyond it."""
+    return lambda share, _step: 1 - gain + gain * abs(share - best) / max(best, 1 - best)
+
+
+def noisy(machine: Machine, *, spread: float, seed: int) -> Machine:
+    rng = random.Random(seed)
+    return lambda share, step: machine(share, step) * max(0.2, rng.gauss(1, spread))
+
+
+def cpu_loses(share: float, _step: int) -> float:
+    return 1 + 2 * share
+
+
+@pytest.mark.parametrize("best", SHARES[1:])
+def test_the_fastest_share_is_found_and_kept(best: float) -> None:
+    trials = Trials()
+    assert trials.share == 0
+    run(trials, both_help(best), ENOUGH)
+    assert not trials.is_racing
+    assert trials.share == best
+    assert min(trials.step_s, key=trials.step_s.__getitem__) == best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_of_a_third_costs_little(seed: int) -> None:
+    """Whatever share was taken, its steps are within 6 % of the best one's."""
+    machine, trials = both_help(0.5), Trials()
+    run(trials, noisy(machine, spread=0.33, seed=seed), ENOUGH)
+    assert not trials.is_lost
+    assert machine(trials.share, 0) < 1.06 * machine(0.5, 0)
+
+
+def test_a_cpu_that_loses_is_given_up_for_good() -> None:
+    trials = Trials()
+    run(trials, noisy(cpu_loses, spread=0.1, seed=0), ENOUGH)
+    assert trials.is_lost
+    assert trials.share == 0
+    run(trials, lambda share, _step: 1 - share, 10 * MOST_REST)
+    assert trials.is_lost
+    assert trials.share == 0
+
+
+def test_a_cpu_that_saves_hardly_anything_is_given_up() -> None:
+    """What is left in the step to ask for it costs as much."""
+    trials = Trials()
+    run(trials, both_help(0.5, gain=0.03), ENOUGH)
+    assert trials.is_lost
+
+
+def test_a_share_far_behind_is_left_early() -> None:
+    trials, slow_steps = Trials(), 0
+    for _ in range(ENOUGH):
+        slow_steps += trials.share == 1
+        trials.observe(1, 100.0 if trials.share == 1 else 1.0 - trials.share / 2)
+    assert 0 < slow_steps < SETTLE_STEPS + BLOCK_STEPS
+    assert trials.share == 0.7
+
+
+def test_what_a_share_does_to_the_cache_shows_late_and_counts() -> None:
+    """A share of 1 is fast at first, with what was resident, and slow for good."""
+    since = 0
+
+    def machine(share: float, _step: int) -> float:
+        nonlocal since
+        since = since + 1 if share == 1 else 0
+        return (
+            2.0 if share == 1 and since > SETTLE_STEPS else 0.5 if share == 1 else both_help(0.35)(share, 0)
+        )
+
+    trials = Trials()
+    run(trials, machine, ENOUGH, a_visit=1)
+    assert trials.share == 0.35
+
+
+def test_drift_is_followed_and_looked_for_ever_more_seldom() -> None:
+    trials = Trials()
+    run(trials, both_help(0.2), ENOUGH)
+    assert trials.share == 0.2
+    run(trials, both_help(1.0), 8 * REST_STEPS, first=ENOUGH)
+    assert trials.share == 1.0
+    racing = 0
+    for _ in range(2 * MOST_REST):
+        racing += trials.is_racing
+        trials.observe(1, 1.0 - trials.share / 2)
+    assert racing < 0.02 * 2 * MOST_REST
+
+
+def test_a_neighbour_that_is_hardly_faster_does_not_take_over() -> None:
+    trials = Trials()
+    run(trials, both_help(0.35), ENOUGH)
+    run(trials, lambda share, _step: 0.69 if share == 0.5 else 0.7, 2 * REST_STEPS, first=ENOUGH)
+    assert trials.share == 0.35
+
+
+@pytest.mark.parametrize("shares", [(), (0.0,), (0.2, 0.5), (0.0, 0.5, 0.5), (0.0, 0.7, 0.5)])
+def test_shares_that_say_nothing_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="ascend from 0"):
+        Trials(shares)
