@@ -16,7 +16,7 @@ run: $(READY) ## plan, stream and account for the bundled model
 	$(BIN)/hetero-runtime run $(ARGS)
 
 test: $(READY) ## the default tests: no GPU, no download
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not slow" $(ARGS)
 
 check: $(READY) ## format, lint and types
 	$(BIN)/ruff format --check .

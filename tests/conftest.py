@@ -1,4 +1,4 @@
-"""Set up every test alike: few threads, fixed seeds, no network, and `gpu` tests skipped without a GPU.
+"""Set up every test alike: one thread, fixed seeds, no network, and `gpu` tests skipped without a GPU.
 
 torch is not imported here unless a test asks for it, so the tests of planning and policies stay quick.
 """
@@ -6,15 +6,17 @@ torch is not imported here unless a test asks for it, so the tests of planning a
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import sys
+from collections.abc import Callable, Generator
 
 import numpy as np
 import pytest
 
 # Read by torch, numba and transformers when they are first imported, so they are set before any test is.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes test at once
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -32,6 +34,42 @@ if not _has_cuda_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SEED = 20240
+MOST_PROCESSES = 4
+"""More gain little: each compiles for itself, and some tests keep several threads busy."""
+PROCESS_BYTES = 5 << 29
+"""The most that one was seen to hold (2.0 GB), and children that tests start."""
+STACK_SLOTS = 40_000
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes `-n auto` is: one a usable core, as far as memory goes."""
+    from hetero_runtime.plan.hardware import detect
+
+    machine = detect("cpu")
+    return max(1, min(machine.usable_cores, machine.ram_available_bytes // PROCESS_BYTES, MOST_PROCESSES))
+
+
+def _call(test: Callable[..., object], /, **arguments: object) -> object:
+    return test(**arguments)
+
+
+# CPython keeps the frames of calls in chunks of 16 KiB, and unmaps a chunk when the call that began it
+# returns. Where the calls of a loop happen to cross a border, every turn maps and unmaps: kernels in Triton's
+# interpreter then take twice as long. A frame as large as this one brings a chunk of 512 KiB, and what it
+# calls has the rest.
+_call.__code__ = _call.__code__.replace(co_stacksize=STACK_SLOTS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Run every test from `_call`."""
+    test = pyfuncitem.obj
+    pyfuncitem.obj = functools.partial(_call, test)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

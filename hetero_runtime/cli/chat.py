@@ -49,9 +49,8 @@ def chat_command(
     """Talk to MODEL, or to the bundled one. An empty line or the end of input leaves; /new starts again."""
     from rich.console import Console
 
-    from hetero_runtime.cli.loading import open_engine
+    from hetero_runtime.cli.loading import open_engine, plan_to_load
     from hetero_runtime.cli.options import demo_config_of
-    from hetero_runtime.planned import plan_for
 
     params = sampling.sampling_params(
         stop,
@@ -65,7 +64,7 @@ def chat_command(
     )
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     asked = partial(demo_config_of, model, config, overrides)
-    planned = plan_for(asked())
+    planned = plan_to_load(asked())
     sampling.check_room(params, planned.config)
     recording = recording_to(profile)
     with open_engine(planned, asked, Console(stderr=True)) as engine, recording:

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from hetero_runtime.planned import Planned
 
 
+def plan_to_load(config: Config) -> Planned:
+    """What `plan_for` decides, of a model that has a tokenizer: all that can be wrong without torch is told
+    before a command imports it. Raises as `plan_for`."""
+    from hetero_runtime.checkpoint.tokenizer_files import check_tokenizer_files
+    from hetero_runtime.planned import plan_for
+
+    planned = plan_for(config)
+    check_tokenizer_files(planned.config.model.path)
+    return planned
+
+
 def load_engine(planned: Planned) -> Engine:
     """The engine of `planned`; the bar goes to standard error."""
     from hetero_runtime.assembly import assemble

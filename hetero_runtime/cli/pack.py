@@ -42,11 +42,14 @@ def pack_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import BytesProgress
+    from hetero_runtime.config import model_dir
+    from hetero_runtime.plan import read_geometry
     from hetero_runtime.planned import decide
     from hetero_runtime.whole_file import check_folder
 
     check_folder(out)
     chosen = config_of(model, config, overrides)
+    read_geometry(model_dir(chosen))
     from hetero_runtime.expert_file.pack import for_packing, pack  # torch: not before all that can be wrong
     from hetero_runtime.hf.console import keep_quiet
 

@@ -50,11 +50,10 @@ def run_command(
     """Generate text from MODEL, or from the bundled model with a quarter of its experts resident."""
     from rich.console import Console
 
-    from hetero_runtime.cli.loading import open_engine
+    from hetero_runtime.cli.loading import open_engine, plan_to_load
     from hetero_runtime.cli.options import demo_config_of
     from hetero_runtime.cli.summary import summary_table
     from hetero_runtime.plan import render_plan
-    from hetero_runtime.planned import plan_for
 
     params = sampling.sampling_params(
         stop,
@@ -68,7 +67,7 @@ def run_command(
     )
     console = Console(stderr=as_json)
     asked = partial(demo_config_of, model, config, overrides)
-    planned = plan_for(asked())
+    planned = plan_to_load(asked())
     sampling.check_room(params, planned.config)
     console.print(render_plan(planned.memory), "")
     question = _messages(prompt, images or []) if as_chat or images else prompt

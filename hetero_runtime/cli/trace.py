@@ -49,15 +49,15 @@ def trace_command(
     """Record the routing of MODEL on the texts of a file; run again after an interruption to go on."""
     from rich.console import Console
 
+    from hetero_runtime.cli.loading import plan_to_load
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.planned import plan_for
     from hetero_runtime.trace import RoutingFacts
     from hetero_runtime.trace.documents import read_documents
     from hetero_runtime.whole_file import check_folder
 
     check_folder(out)
     texts = read_documents(prompts)
-    planned = plan_for(config_of(model, config, overrides))
+    planned = plan_to_load(config_of(model, config, overrides))
     recorded = _record(
         planned.config,
         texts,

@@ -40,10 +40,11 @@ def verify_command(
     """
     from rich.console import Console
 
+    from hetero_runtime.cli.loading import plan_to_load
     from hetero_runtime.cli.options import config_of
-    from hetero_runtime.planned import plan_for, three_residencies
+    from hetero_runtime.planned import three_residencies
 
-    planned = [plan_for(one) for one in three_residencies(config_of(model, config, overrides))]
+    planned = [plan_to_load(one) for one in three_residencies(config_of(model, config, overrides))]
     results = _verify(planned, prompts, max_tokens=max_tokens)
     Console(stderr=as_json).print(_table(results))
     if as_json:

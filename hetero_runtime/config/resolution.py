@@ -172,7 +172,13 @@ def _memory(
 
 
 def _threads(config: Config, hardware: Hardware) -> int:
-    """Physical cores: two threads of one core share its vector units and gain nothing here."""
-    if config.cpu.threads != "auto":
-        return config.cpu.threads
-    return max(1, min(hardware.physical_cores, hardware.usable_cores))
+    """`auto` is physical cores: two threads of one core share its vector units and gain nothing here."""
+    threads, most = config.cpu.threads, hardware.usable_cores + 1
+    if threads == "auto":
+        return max(1, min(hardware.physical_cores, hardware.usable_cores))
+    if threads > most:
+        raise ConfigError(
+            f"cpu.threads={threads} is too many for the {hardware.usable_cores} cores that this process may "
+            f"use: one for the engine and one more a core, at most; write {most} or less, or auto"
+        )
+    return threads

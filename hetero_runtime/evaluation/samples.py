@@ -10,12 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from hetero_runtime.engine import Engine
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.base import TokenIds, TokensSeen
 from hetero_runtime.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from hetero_runtime.engine import Engine
 
 FORMAT = "hetero-runtime samples of a model, 1"
 

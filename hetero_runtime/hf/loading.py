@@ -27,6 +27,7 @@ from hetero_runtime.checkpoint.lazy_tensor import map_tensors
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf import deepseek_vl2  # noqa: F401 (transformers then reads its configuration)
 from hetero_runtime.hf.architectures import Architecture, architecture_of
+from hetero_runtime.hf.console import without_bars
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.hooks import IMPLEMENTATION
 
@@ -102,7 +103,7 @@ def load_backbone(
         weight_mapping=mapping,
         hf_quantizer=skeleton.quantizer,
     )
-    with _no_room_for_experts_reserved():
+    with _no_room_for_experts_reserved(), without_bars():
         info, _ = model_class._load_pretrained_model(model, map_tensors(entries.values()), None, load_config)
     _check_shapes(info.mismatched_keys, path)
     info.missing_keys -= _mark_experts_as_loaded(skeleton)

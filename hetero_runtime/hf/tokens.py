@@ -8,26 +8,27 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from hetero_runtime.checkpoint.tokenizer_files import COPY, check_tokenizer_files
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf import deepseek_vl2
 from hetero_runtime.hf.deepseek_vl2.chat import prepare_tokenizer
 
-_COPY = "Copy tokenizer.json and tokenizer_config.json from where the model came from."
 _PROBE = "a"
 
 
 def load_tokenizer(path: Path) -> Any:
     """The checkpoint's own tokenizer, from local files alone. Raises CheckpointError when there is none."""
+    check_tokenizer_files(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path}: the tokenizer cannot be read ({reason}). {_COPY}") from error
+        raise CheckpointError(f"{path}: the tokenizer cannot be read ({reason}). {COPY}") from error
     if _model_type(path) == deepseek_vl2.MODEL_TYPE:
         prepare_tokenizer(tokenizer)
     # without its files, transformers makes some models a tokenizer of no words
     if set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
-        raise CheckpointError(f"{path}: holds no tokenizer: it has no token for {_PROBE!r}. {_COPY}")
+        raise CheckpointError(f"{path}: holds no tokenizer: it has no token for {_PROBE!r}. {COPY}")
     return tokenizer
 
 

@@ -19,8 +19,10 @@ from hetero_runtime.cli.evaluation.options import (
     SamplesOption,
     SeedOption,
     WindowOption,
+    check_samples,
     grid_of,
     loaded,
+    plan_of,
     samples_of,
 )
 from hetero_runtime.cli.listed import numbers
@@ -50,7 +52,7 @@ def frontier_command(
     ] = "auto",
     samples: SamplesOption = None,
     length: LengthOption = 256,
-    windows: Annotated[int, typer.Option("--windows", help="Windows of each text.")] = 16,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="Windows of each text.")] = 16,
     seed: SeedOption = 0,
     text: Annotated[
         Path | None, typer.Option("--text", help="Held-out text: its perplexity stands beside.")
@@ -72,14 +74,22 @@ def frontier_command(
 
     from hetero_runtime.calibration import read_calibration
     from hetero_runtime.cli.options import config_of
+    from hetero_runtime.evaluation.configuration import exact
     from hetero_runtime.evaluation.frontier import draw_frontier, render_points, to_json
     from hetero_runtime.evaluation.frontier.report import load_entropy
+    from hetero_runtime.evaluation.texts import read_texts
+    from hetero_runtime.whole_file import check_folder
 
     contenders = grid_of(policies, bonus, insertions=insertions, window=window).contenders()
     asked = config_of(model, config, overrides)
+    plan_of(exact(asked))
+    check_samples(samples)
+    if plot is not None:
+        check_folder(plot)
     file = _calibration(asked, calibration)
     known = read_calibration(file).calibration
-    reading = _Reading(samples, length, windows, seed, text, rows)
+    held_out = () if text is None else tuple(read_texts(text))
+    reading = _Reading(samples, length, windows, seed, held_out, rows)
     points, texts = _sweep(asked, contenders, numbers(residency, "--residency"), known=known, reading=reading)
     if timed:
         points = _timed(points, asked, texts, num_tokens=timed, calibration=file)
@@ -98,7 +108,7 @@ class _Reading(NamedTuple):
     length: int
     windows: int
     seed: int
-    text: Path | None
+    held_out: tuple[str, ...]
     rows_at_once: int
 
 
@@ -142,14 +152,14 @@ def _timed(
 def _texts(parts: Parts, reading: _Reading) -> Texts:
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.frontier import Texts
-    from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
+    from hetero_runtime.evaluation.texts import cut_rows, spread, tokenise
 
     file, length, windows = reading.samples, reading.length, reading.windows
     with count_progress("tokens") as seen:
         samples = samples_of(parts, file, length=length, windows=windows, seed=reading.seed, seen=seen)
     held_out: list[TokenIds] = []
-    if reading.text is not None:
-        documents = tokenise(read_texts(reading.text), parts.tokenizer)
+    if reading.held_out:
+        documents = tokenise(reading.held_out, parts.tokenizer)
         held_out = spread(cut_rows(documents, length), windows)
     return Texts(samples, tuple(held_out), rows_at_once=reading.rows_at_once)
 

@@ -13,7 +13,9 @@ from hetero_runtime.cli.evaluation.options import (
     RowsOption,
     SamplesOption,
     SeedOption,
+    check_samples,
     loaded,
+    plan_of,
     samples_of,
 )
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
@@ -31,7 +33,7 @@ def kl_command(
     overrides: SetOption = None,
     samples: SamplesOption = None,
     length: LengthOption = 256,
-    windows: Annotated[int, typer.Option("--windows", help="Windows to draw.")] = 16,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="Windows to draw.")] = 16,
     seed: SeedOption = 0,
     rows: RowsOption = 16,
     as_json: JsonOption = False,
@@ -46,9 +48,13 @@ def kl_command(
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.configuration import exact
     from hetero_runtime.evaluation.divergence import Divergence
-    from hetero_runtime.evaluation.harness import Harness
 
     asked = config_of(model, config, overrides)
+    for each in (exact(asked), asked):
+        plan_of(each)
+    check_samples(samples)
+    from hetero_runtime.evaluation.harness import Harness  # torch: not before all that can be wrong
+
     with count_progress("tokens") as seen:
         with loaded(exact(asked)) as parts:
             drawn = samples_of(parts, samples, length=length, windows=windows, seed=seed, seen=seen)

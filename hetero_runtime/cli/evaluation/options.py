@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from hetero_runtime.evaluation import TokensSeen
     from hetero_runtime.evaluation.frontier.contenders import Grid
     from hetero_runtime.evaluation.samples import Sample
+    from hetero_runtime.planned import Planned
 
 TextOption = Annotated[
     Path,
     typer.Option("--text", help='A text file, a .jsonl with "text" a line, or a folder of them.'),
 ]
-LengthOption = Annotated[int, typer.Option("--length", help="Tokens predicted in each window.")]
+LengthOption = Annotated[int, typer.Option("--length", min=1, help="Tokens predicted in each window.")]
 WindowsOption = Annotated[
-    int | None, typer.Option("--windows", help="This many windows, evenly over the text. None: all.")
+    int | None, typer.Option("--windows", min=1, help="This many windows, evenly over the text. None: all.")
 ]
 RowsOption = Annotated[
-    int, typer.Option("--rows", help="Most rows of a pass; fewer where their logits take too much memory.")
+    int,
+    typer.Option("--rows", min=1, help="Most rows of a pass; fewer where their logits take too much memory."),
 ]
 SamplesOption = Annotated[
     Path | None,
@@ -68,14 +70,18 @@ def grid_of(policies: str, bonus: str, *, insertions: str, window: str) -> Grid:
     )
 
 
+def plan_of(config: Config) -> Planned:
+    """What `loaded` will load; without torch, so that what is wrong is told before anything begins."""
+    from hetero_runtime.cli.loading import plan_to_load
+    from hetero_runtime.evaluation.configuration import for_evaluation
+
+    return plan_to_load(for_evaluation(config))
+
+
 @contextmanager
 def loaded(config: Config) -> Iterator[Parts]:
     """The parts of an engine for `config`, driven as evaluations need, until the context is left."""
-    from hetero_runtime.evaluation.configuration import for_evaluation
-    from hetero_runtime.planned import plan_for
-
-    planned = plan_for(for_evaluation(config))
-    parts = _assemble(planned.config)
+    parts = _assemble(plan_of(config).config)
     try:
         yield parts
     finally:
@@ -90,6 +96,19 @@ def _assemble(config: ResolvedConfig) -> Parts:
     keep_quiet()
     with BytesProgress("reading experts") as progress:
         return assemble(config, progress=progress)
+
+
+def check_samples(file: Path | None) -> None:
+    """Raise RequestError where `file` exists and holds no samples, DeviceError where it cannot be written."""
+    from hetero_runtime.evaluation.samples import Samples
+    from hetero_runtime.whole_file import check_folder
+
+    if file is None:
+        return
+    if file.exists():
+        Samples.read(file)
+    else:
+        check_folder(file)
 
 
 def samples_of(

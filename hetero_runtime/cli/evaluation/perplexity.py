@@ -16,6 +16,7 @@ from hetero_runtime.cli.evaluation.options import (
     TextOption,
     WindowsOption,
     loaded,
+    plan_of,
 )
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
@@ -49,13 +50,18 @@ def perplexity_command(
 
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import count_progress
-    from hetero_runtime.evaluation.harness import Harness
     from hetero_runtime.evaluation.perplexity import Perplexity, by_window
     from hetero_runtime.evaluation.results import Results
     from hetero_runtime.evaluation.texts import cut_rows, read_texts, spread, tokenise
+    from hetero_runtime.whole_file import check_folder
 
+    if out is not None:
+        check_folder(out)
     texts = read_texts(text)
     asked = config_of(model, config, overrides)
+    plan_of(asked)
+    from hetero_runtime.evaluation.harness import Harness  # torch: not before all that can be wrong
+
     with loaded(asked) as parts, count_progress("tokens") as seen:
         documents = tokenise(texts, parts.tokenizer)
         chosen = spread(cut_rows(documents, length), windows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero_runtime.cli.errors import exit_on_error
-from hetero_runtime.cli.evaluation.options import LabelOption, OutOption, RowsOption, loaded
+from hetero_runtime.cli.evaluation.options import LabelOption, OutOption, RowsOption, loaded, plan_of
 from hetero_runtime.cli.options import ConfigOption, JsonOption, ModelArgument, SetOption
 
 if TYPE_CHECKING:
@@ -61,9 +61,14 @@ def tasks_command(
     from hetero_runtime.cli.options import config_of
     from hetero_runtime.cli.progress import count_progress
     from hetero_runtime.evaluation.tasks import TaskSettings, run_tasks
+    from hetero_runtime.whole_file import check_folder
 
-    chosen = config_of(model, config, overrides)
+    if out is not None:
+        check_folder(out)
     settings = TaskSettings(folder, tuple(names or ()), limit, fewshot, chat, run_code)
+    settings.check()
+    chosen = config_of(model, config, overrides)
+    plan_of(chosen)
     with count_progress("tokens") as seen, count_progress("answers") as answered:
         answers = _answers(chosen, rows, seen=seen, answered=answered)
         results = run_tasks(
@@ -77,14 +82,13 @@ def tasks_command(
 
 
 def _answers(config: Config, rows: int, *, seen: TokensSeen, answered: AnswersDone) -> Answers:
-    from hetero_runtime.cli.loading import load_engine
+    from hetero_runtime.cli.loading import load_engine, plan_to_load
     from hetero_runtime.evaluation.harness import Harness
     from hetero_runtime.evaluation.tasks.served import ServedAnswers
     from hetero_runtime.evaluation.tasks.spans import SpanReader, begin_token
     from hetero_runtime.hf.tokens import load_tokenizer
-    from hetero_runtime.planned import plan_for
 
-    planned = plan_for(config)
+    planned = plan_to_load(config)
     tokenizer = load_tokenizer(planned.config.model.path)
 
     @contextmanager

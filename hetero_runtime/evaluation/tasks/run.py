@@ -35,6 +35,13 @@ class TaskSettings:
     runs_generated_code: bool = False
     """Whether tasks may execute what the model writes, here and unprotected."""
 
+    def check(self) -> None:
+        """Raise ConfigError where neither a folder nor a name is given, or the folder is none."""
+        if self.folder is None and not self.names:
+            raise ConfigError("no task is named; give a folder of task files (--tasks), or names (--task)")
+        if self.folder is not None and not self.folder.is_dir():
+            raise ConfigError(f"{self.folder}: is no folder; name the one that holds task files (YAML)")
+
 
 def run_tasks(
     answers: Answers, settings: TaskSettings, *, label: str, configuration: Mapping[str, Any]
@@ -44,6 +51,7 @@ def run_tasks(
     Raises ConfigError where lm-eval is not installed or a task is unknown or unreadable, and what `answers`
     raises.
     """
+    settings.check()
     try:
         import lm_eval
     except ImportError as error:
@@ -68,20 +76,12 @@ def run_tasks(
 
 
 def _tasks_of(settings: TaskSettings) -> Any:
-    """lm-eval's TaskManager for them. Raises ConfigError where neither a folder nor a name is given, or the
-    folder is none."""
+    """lm-eval's TaskManager for them."""
     from lm_eval.tasks import TaskManager
 
     from hetero_runtime.evaluation.tasks.folder import FolderTasks
 
-    folder = settings.folder
-    if folder is None:
-        if not settings.names:
-            raise ConfigError("no task is named; give a folder of task files (--tasks), or names (--task)")
-        return TaskManager()
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is no folder; name the one that holds task files (YAML)")
-    return FolderTasks(folder)
+    return TaskManager() if settings.folder is None else FolderTasks(settings.folder)
 
 
 def collect(names: Iterable[str], report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -183,10 +183,46 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(words: tuple[st
         ("calibrate", "lookahead", "--text", "/nowhere.txt"),
         ("calibrate", "prefix", "--text", "/nowhere.txt"),
         ("calibrate", "prefix", "--text", __file__, "--prefixes", "1,inf"),
+        ("run", "--set", "cpu.threads=100000"),
+        ("pack", "/nowhere", "--out", "experts.safetensors"),
+        ("eval", "perplexity", "/nowhere", "--text", __file__),
+        ("eval", "perplexity", "--text", "/nowhere.txt"),
+        ("eval", "perplexity", "--text", __file__, "--out", "/nowhere/results.json"),
+        ("eval", "kl", "--samples", __file__),
+        ("eval", "kl", "--windows", "0"),
+        ("eval", "frontier", "--text", "/nowhere.txt"),
+        ("eval", "frontier", "--plot", "/nowhere/frontier.png"),
+        ("eval", "tasks", "--tasks", "/nowhere"),
     ],
     ids=" ".join,
 )
 def test_bad_input_is_told_before_anything_heavy_is_imported(words: tuple[str, ...]) -> None:
+    assert_refused_without_torch(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",),
+        ("chat",),
+        ("verify",),
+        ("trace", "--prompts", __file__, "--out", "trace.safetensors"),
+        ("eval", "perplexity", "--text", __file__),
+        ("eval", "kl"),
+        ("eval", "tasks", "--task", "any"),
+    ],
+    ids=" ".join,
+)
+def test_a_model_without_tokenizer_is_told_before_anything_heavy_is_imported(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = build_checkpoint("Qwen3Moe", tmp_path)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert_refused_without_torch(*words, str(folder))
+
+
+def assert_refused_without_torch(*words: str) -> None:
     code = f"""
 import sys
 from typer.testing import CliRunner

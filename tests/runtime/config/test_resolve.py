@@ -40,6 +40,19 @@ def test_auto_on_a_machine_without_a_gpu(geometry: Geometry) -> None:
     assert resolved.memory.gpu == resolved.memory.host < 12 * GIB
 
 
+@pytest.mark.parametrize("misses", ["load", "cpu", "hybrid"])
+def test_more_threads_than_cores_are_refused_whoever_computes(geometry: Geometry, misses: str) -> None:
+    def threads(asked: int) -> int:
+        tree = {"cpu": {"threads": asked}, "misses": {"handler": misses}}
+        return _resolve(geometry, tree).cpu.threads
+
+    assert threads(7) == 7
+    with pytest.raises(
+        ConfigError, match=r"cpu\.threads=8 is too many for the 6 cores .*; write 7 or less, or auto"
+    ):
+        threads(8)
+
+
 def test_auto_on_a_machine_with_a_gpu(geometry: Geometry) -> None:
     resolved = _resolve(geometry, box=GPU_BOX)
     assert resolved.device == "cuda"

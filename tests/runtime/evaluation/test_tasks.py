@@ -118,7 +118,6 @@ def test_a_task_that_is_not_there_is_named(folder: Path) -> None:
         run_tasks(Scripted(), TaskSettings(folder, names=("arc",)), label="a", configuration={})
 
 
-@pytest.mark.usefixtures("_lm_eval")
 @pytest.mark.parametrize(
     ("folder", "said"), [(None, "no task is named"), (Path("/nowhere"), "/nowhere: is no folder")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,8 @@ def test_much_work_is_computed_in_several_calls(
 def test_what_this_machine_cannot_do_is_refused_before_anything_is_read(
     cpu: dict[str, Any], dtype: str, message: str, tmp_path: Path, bank: GetBank
 ) -> None:
-    config = configure(build_checkpoint("Qwen3Moe", tmp_path), dtype, "native", **cpu)
+    config = configure(build_checkpoint("Qwen3Moe", tmp_path), dtype, "native")
+    config = replace(config, cpu=replace(config.cpu, **cpu))
     with pytest.raises(ConfigError, match=message):
         check_in_place(config, bank("bf16").routed, [])
 
