@@ -8,6 +8,9 @@ kt-kernel rounds activations to int8 for its int8 and int4 kernels, ours do not.
 of 128 by 128; int8 by rows, which kt-kernel quantises itself from bfloat16; int4 in groups of 32.
 
     python -m bench.against_kt --kt-site FOLDER    where kt_kernel 0.7.2 lies, if not on the path
+    python -m bench.against_kt --older PACKAGE     not with kt-kernel, but with an older hetero_cpu_kernels of
+                                                   another name, on the path; prints rows, writes no file
+                               --formats bf16 fp8 --tokens 1 256    so many of both
 
 Without kt-kernel a result is written too, and the exit status is not 0. What C code prints goes to standard
 error.
@@ -16,6 +19,7 @@ error.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import statistics
 import sys
@@ -151,11 +155,14 @@ def turn(side: Side, calls: Sequence[Call]) -> float:
     return statistics.median(times[1:])
 
 
-def compare(layer: Layer, ours: Side, theirs: Side) -> list[Row]:
-    """How many times faster ours is, by tokens."""
+def compare(
+    layer: Layer, ours: Side, theirs: Side, *, tokens: Sequence[int] = (), peer: str = "kt"
+) -> list[Row]:
+    """How many times faster ours is, by tokens (none: all that `CALLS` has)."""
     errors = layer.check(ours, theirs)
     rows, rng = [], np.random.default_rng(1)
-    for num_tokens, number in CALLS.items():
+    for num_tokens in tokens or CALLS:
+        number = CALLS[num_tokens]
         turns = []
         for _ in range(ROUNDS):
             calls = [Call.of(num_tokens, rng) for _ in range(number)]
@@ -165,7 +172,7 @@ def compare(layer: Layer, ours: Side, theirs: Side) -> list[Row]:
         rate = f", {TOP_K * layer.form.weight_bytes / ours_ms / 1e6:.1f} GB/s" if num_tokens == 1 else ""
         rows.append(
             Row(
-                id=f"cpu.vs_kt_q{num_tokens}_{layer.name}",
+                id=f"cpu.vs_{peer}_q{num_tokens}_{layer.name}",
                 value=statistics.median(ratios),
                 unit="times faster",
                 target=TARGETS[layer.name] if num_tokens == 1 else ">=1.0",
@@ -204,6 +211,20 @@ def against_kt(cpus: tuple[int, ...]) -> list[Row]:
     return rows
 
 
+def against_older(package: str, cpus: tuple[int, ...], options: argparse.Namespace) -> None:
+    """Print how many times faster these kernels are than those of another package, row by row."""
+    experts, pools = (importlib.import_module(f"{package}.{part}") for part in ("experts", "pool"))
+    torch.set_num_threads(1)
+    with WorkerPool(cpus) as pool, pools.WorkerPool(cpus) as their_pool:
+        for name in options.formats:
+            layer = Layer.of(name)
+            ours = our_side(CpuExperts(layer.form, pool), pool, layer.bank)
+            theirs = our_side(experts.CpuExperts(layer.form, their_pool), their_pool, layer.bank)
+            theirs = theirs._replace(name=package)
+            for row in compare(layer, ours, theirs, tokens=options.tokens, peer="older"):
+                print(f"{row.id} {row.value:.3f}  {row.reference}; {row.note}", flush=True)
+
+
 def alone(cpus: tuple[int, ...]) -> list[Row]:
     """Share of the DRAM rate by format, with a worker a core or one fewer, and against torch's loop."""
     torch.set_num_threads(len(cpus))
@@ -224,10 +245,16 @@ def main() -> int:
     parser.add_argument(
         "--threads", type=int, help="of both, in the comparison (default: every core but one)"
     )
+    parser.add_argument("--older", metavar="PACKAGE", help="compare with it instead")
+    parser.add_argument("--formats", nargs="+", choices=COMPARED, default=COMPARED, help="with --older")
+    parser.add_argument("--tokens", nargs="+", type=int, choices=CALLS, default=tuple(CALLS), help="the same")
     options = parser.parse_args()
     if options.kt_site:
         sys.path.append(str(options.kt_site))
     topology = read_topology()
+    if options.older:
+        against_older(options.older, place_workers(topology, options.threads), options)
+        return 0
     with quiet():
         rows = attempt("our kernels alone", lambda: alone(place_workers(topology, len(topology.cores)))) or []
         workers = place_workers(topology, options.threads)

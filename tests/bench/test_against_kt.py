@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 import torch
@@ -59,3 +61,10 @@ def test_a_wrong_sum_is_not_timed() -> None:
     layer = Layer.of("bf16")
     with pytest.raises(AssertionError, match=r"theirs, bf16: relative error 5\.0e-01"):
         compare(layer, side_of("ours", layer), side_of("theirs", layer, factor=0.5))
+
+
+def test_older_kernels_take_the_place_of_kt_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    options = Namespace(formats=["int8"], tokens=[5])
+    against_kt.against_older("hetero_cpu_kernels", (0,), options)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("cpu.vs_older_q5_int8 ") and "hetero_cpu_kernels, same run" in line

@@ -15,35 +15,24 @@ _jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 @_jit
 def value_at(layout, row, position):
-    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits, 4 split."""
+    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits."""
     if layout.unit == 0 or layout.unit == 3:
         return layout.at + row * layout.row_bytes + 4 * position
     if layout.unit == 1:
         return layout.at + row * layout.row_bytes + 2 * position
-    if layout.unit == 4:
-        return layout.at + row * layout.row_bytes + (position >> 5) * 128 + 2 * (position & 31)
     group = layout.at + (row >> 4) * 16 * layout.row_bytes
     return group + (position >> 1) * 64 + (row & 15) * 4 + (position & 1) * 2
 
 
 @_jit
 def store_value(unit, address, value):
-    """A float32, or rounded to the nearest bfloat16; split: what that lacks goes behind the others."""
+    """A float32, or rounded to the nearest bfloat16."""
     if unit == 0 or unit == 3:
         carray(pointer(address), 1, np.float32)[0] = value
         return
-    half = _rounded(value)
-    carray(pointer(address), 1, np.uint16)[0] = half
-    if unit == 4:
-        rest = value - float_of(np.uint32(half) << np.uint32(16))
-        carray(pointer(address + 64), 1, np.uint16)[0] = _rounded(rest)
-
-
-@_jit
-def _rounded(value):
-    """The bits of the nearest bfloat16, ties to even."""
     bits = bits_of(np.float32(value))
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # ties to even
+    carray(pointer(address), 1, np.uint16)[0] = np.uint16(rounded >> np.uint32(16))
 
 
 @_jit

@@ -1,9 +1,8 @@
 """How activations lie in memory, so that no kernel ever moves a lane.
 
     float32   [tokens, padded]              blocks in the order of `encodings`
-    pairs     [tokens, padded] bfloat16     word l of a block: what lane l of its two vectors holds
+    pairs     [tokens, padded] bfloat16     what two vectors of a block hold, one after the other
     tiles     [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is one pair of columns
-    split     [tokens, padded / 32, 2, 32] bfloat16: of 32 columns the nearest ones, then what these lack
     digits    [tokens] rows of float32 in their own order, each with its `digits` behind it
 
 `padded` columns are whole blocks; those behind the end are zero.
@@ -24,7 +23,9 @@ from hetero_cpu_kernels.experts.targets import Unit
 
 TILE = 16
 """Tokens, rows, or words of a row, in a full tile."""
-_TILE_COLUMNS = 2 * TILE
+TILE_COLUMNS = 2 * TILE
+"""Columns of bfloat16 that one product of tiles adds up."""
+TILE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,6 @@ class Layout:
     def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
         """For products with `rows`, or with what `panel` makes of them."""
         order = rows.order(lanes)  # [vectors, lanes]
-        if unit != "float32" and not rows.terms:
-            order = order.reshape(-1, 2, lanes).swapaxes(1, 2)
         return cls(unit, rows.matrix.cols, np.ascontiguousarray(order.reshape(-1)))
 
     @property
@@ -58,7 +57,7 @@ class Layout:
     @property
     def padded(self) -> int:
         """Columns with the zeros behind them."""
-        block = max(self.order.size, _TILE_COLUMNS if self.unit == "tiles" else 1)
+        block = max(self.order.size, TILE_COLUMNS if self.unit == "tiles" else 1)
         return -(-self.columns // block) * block
 
     @property
@@ -71,4 +70,4 @@ class Layout:
         """Bytes of one token."""
         if self.unit == "digits":
             return self.digits_at + self.digit_bytes
-        return self.padded * (4 if self.unit in ("float32", "split") else 2)
+        return self.padded * (4 if self.unit == "float32" else 2)

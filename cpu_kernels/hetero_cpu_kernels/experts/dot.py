@@ -35,9 +35,7 @@ class _Dot(RowKernel):
         ]
         group = min(matrix.scales.block_cols, matrix.cols)
         num_groups, rest = divmod(matrix.cols, group)
-        in_turns = self._in_turns
-        if num_groups > 1:  # they do not wait for each other; terms are added apart
-            in_turns = min(in_turns, max(1, self._rows.terms))
+        in_turns = self._in_turns if num_groups == 1 else 1  # groups do not wait for each other
 
         def add_group(
             number: Any, accs: list[list[Any]], within: int, columns: int = group
@@ -81,12 +79,11 @@ class _Dot(RowKernel):
         What was added to goes to the end of its row's accumulators, so that those in front are next.
         """
         emit = self._emit
-        terms = self._rows.terms
-        kind, multiply = (emit.words, emit.dot_pairs) if terms else (emit.floats, emit.fma)
-        starts = [emit.add(x, emit.mul(column, 2 * terms or 4)) for x in self._x]
-        for number in range(len(weights[0]) * max(1, terms)):
-            vectors = [emit.load(kind, emit.add(start, 4 * emit.lanes * number)) for start in starts]
-            v = number // max(1, terms)
+        is_in_pairs = self._rows.is_in_pairs
+        kind, multiply = (emit.words, emit.dot_pairs) if is_in_pairs else (emit.floats, emit.fma)
+        starts = [emit.add(x, emit.mul(column, 2 if is_in_pairs else 4)) for x in self._x]
+        for v in range(len(weights[0])):
+            vectors = [emit.load(kind, emit.add(start, 4 * emit.lanes * v)) for start in starts]
             accs = [
                 of_row[len(vectors) :]
                 + [multiply(block[v], x, acc) for x, acc in zip(vectors, of_row, strict=False)]

@@ -126,6 +126,12 @@ class Emitter:
         casts = [self.build.bitcast(words, pairs) for words in (a, b)]
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.floats, [c, *casts])
 
+    def round_to_pairs(self, first: Any, second: Any) -> Any:
+        """The nearest bfloat16 of both vectors, one after the other, as words (vcvtne2ps2bf16, 16 lanes)."""
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        halves = self.call(name, ir.VectorType(BF16, 2 * self.lanes), [second, first])
+        return self.build.bitcast(halves, self.words)
+
     def dot_bytes(self, unsigned: Any, signed: Any, c: Any) -> Any:
         """c + the four products of bytes in each word, exact; the first operand's are unsigned (vpdpbusd)."""
         name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"

@@ -12,10 +12,10 @@ from hetero_cpu_kernels.addresses import float_of
 
 _jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
-_LOG2_E = np.float32(1.44269504)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2
-_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
-_COEFFICIENTS = tuple(np.float32(1 / n) for n in (720, 120, 24, 6, 2, 1, 1))  # Taylor, |x| <= ln 2 / 2
+LOG2_E = np.float32(1.44269504)
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2
+LEAST, MOST = np.float32(-87.0), np.float32(88.0)
+COEFFICIENTS = tuple(np.float32(1 / n) for n in (720, 120, 24, 6, 2, 1, 1))  # Taylor, |x| <= ln 2 / 2
 
 
 @_jit
@@ -55,11 +55,11 @@ def _sigmoid(x):
 @_jit
 def exponential(x):
     """e to the x for float32, to 2 units in the last place; 0 below -87, infinite above 88, NaN stays NaN."""
-    held = _LEAST if x < _LEAST else (_MOST if x > _MOST else x)
-    power = np.floor(held * _LOG2_E + np.float32(0.5))
-    rest = held - power * _LN2_HIGH - power * _LN2_LOW
-    total = _COEFFICIENTS[0]
+    held = LEAST if x < LEAST else (MOST if x > MOST else x)
+    power = np.floor(held * LOG2_E + np.float32(0.5))
+    rest = held - power * LN2_HIGH - power * LN2_LOW
+    total = COEFFICIENTS[0]
     for number in range(1, 7):
-        total = total * rest + _COEFFICIENTS[number]
+        total = total * rest + COEFFICIENTS[number]
     total *= float_of(np.uint32((np.int32(power) + np.int32(127)) << np.int32(23)))
-    return np.float32(np.inf) if x > _MOST else (np.float32(0.0) if x < _LEAST else total)
+    return np.float32(np.inf) if x > MOST else (np.float32(0.0) if x < LEAST else total)

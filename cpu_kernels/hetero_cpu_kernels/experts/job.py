@@ -25,6 +25,7 @@ from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
+from hetero_cpu_kernels.experts.tile_job import add_tiles, gate_strides, gate_tiles, in_sixteens, pack_tiles
 from hetero_cpu_kernels.pool.doorbell import meet
 
 ABANDONED = 1
@@ -43,7 +44,6 @@ def share(total, grain, index, count):
 @_jit
 def _pack(plan, index, count):
     hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
-    tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
     few, many = plan.up.few, plan.up.many
     if plan.has_few and few.unit == 3:
         for token in range(*share(plan.num_tokens, 1, index, count)):
@@ -56,10 +56,7 @@ def _pack(plan, index, count):
         return
     blocks = (many.padded + many.block - 1) // many.block
     if many.unit == 2:
-        rows = carray(pointer(many.rows_at), plan.num_pairs, np.int64)
-        for unit in range(*share(plan.num_pairs * blocks, 1, index, count)):
-            pair = unit // blocks
-            pack(many, hidden, plan.hidden, tokens[pair], rows[pair], unit % blocks)
+        pack_tiles(plan, index, count)
     else:
         for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
             pack(many, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
@@ -111,40 +108,45 @@ def _task(plan, index, expert, begin, rows, following):
     scratch = plan.scratch_at + index * plan.scratch_bytes
     outputs = scratch + ARGUMENT_BYTES
     results = outputs + 4 * FEW_RUN
-    tiles = results + 4 * plan.results
+    num_tokens = bounds[expert + 1] - bounds[expert]
+    is_tiled = plan.down.many.unit == 2 and num_tokens > FEW_TOKENS
     return Task(
         record=records[expert],
         first_pair=bounds[expert],
-        num_tokens=bounds[expert + 1] - bounds[expert],
+        num_tokens=num_tokens,
+        is_tiled=is_tiled,
         begin=begin,
         rows=rows,
         next_record=records[following[0]],
         next_begin=following[1],
         results_at=results,
-        stride=rows,
+        stride=256 * in_sixteens(rows) if is_tiled else rows,
         arguments_at=scratch,
         outputs_at=outputs,
-        tiles_at=tiles,
-        panel_at=tiles + 4 * plan.tile_results,
+        panel_at=results + 4 * plan.results,
     )
 
 
 @_jit
-def _beside(task, begin, rows, offset, next_record, next_begin):
-    """The same with other rows, whose results start `offset` floats later, `2 * task.rows` for a token."""
+def _beside(task, begin, rows, place, following):
+    """The same with other rows.
+
+    `place`: the stride of their results, and floats in front of the first. `following`: the record and the
+    row that are read next.
+    """
     return Task(
         record=task.record,
         first_pair=task.first_pair,
         num_tokens=task.num_tokens,
+        is_tiled=task.is_tiled,
         begin=begin,
         rows=rows,
-        next_record=next_record,
-        next_begin=next_begin,
-        results_at=task.results_at + 4 * offset,
-        stride=2 * task.rows,
+        next_record=following[0],
+        next_begin=following[1],
+        results_at=task.results_at + 4 * place[1],
+        stride=place[0],
         arguments_at=task.arguments_at,
         outputs_at=task.outputs_at,
-        tiles_at=task.tiles_at,
         panel_at=task.panel_at,
     )
 
@@ -179,18 +181,25 @@ def _run_up(plan, index, count):
 def _run_gate_rows(plan, task):
     """Rows of gate and up for a task's outputs."""
     begin, rows = task.begin, task.rows
+    stride, offset = 2 * rows, rows
+    if task.is_tiled:
+        stride, offset = gate_strides(plan, task)
     if plan.is_interleaved:
         after = 2 * task.next_begin
-        project(plan.up, _beside(task, 2 * begin, 2 * rows, 0, task.next_record, after))
+        project(plan.up, _beside(task, 2 * begin, 2 * rows, (stride, 0), (task.next_record, after)))
     else:
         up_begin = plan.inner + begin
-        project(plan.up, _beside(task, begin, rows, 0, task.record, up_begin))
-        project(plan.up, _beside(task, up_begin, rows, rows, task.next_record, task.next_begin))
+        project(plan.up, _beside(task, begin, rows, (stride, 0), (task.record, up_begin)))
+        after = task.next_record, task.next_begin
+        project(plan.up, _beside(task, up_begin, rows, (stride, offset), after))
 
 
 @_jit
 def _activate(plan, task):
     """Gate and up of a task's rows, `[tokens, 2 * rows]`, to the inputs of the down projection."""
+    if task.is_tiled:
+        gate_tiles(plan, task)
+        return
     results = carray(pointer(task.results_at), (task.num_tokens, 2 * task.rows), np.float32)
     outputs = carray(pointer(task.outputs_at), task.rows, np.float32)
     for t in range(task.num_tokens):
@@ -224,6 +233,9 @@ def _run_down(plan, index, count):
 @_jit
 def _add_weighted(plan, task, out):
     """Add a task's results to its columns of the output."""
+    if task.is_tiled:
+        add_tiles(plan, task, out)
+        return
     tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
     weights = carray(pointer(plan.weights_at), plan.num_pairs, np.float32)
     results = carray(pointer(task.results_at), (task.num_tokens, task.rows), np.float32)

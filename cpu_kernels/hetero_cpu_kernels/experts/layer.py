@@ -65,7 +65,7 @@ class CpuExperts:
         self._write_constants(self._words.view(PLAN)[0])
         self._words_at = address_of(self._words)
         self._scratch = np.empty(0, dtype=np.uint8)
-        self._scratch_words = (0, 0, 0, 0)
+        self._scratch_words = (0, 0, 0)
         self._scratch_tokens = 0
         self._pairs: Integers = np.arange(64)
         self._busy = threading.Lock()
@@ -172,13 +172,13 @@ class CpuExperts:
             self._pairs = np.arange(2 * count)
         return self._pairs
 
-    def _place_scratch(self, most_tokens: int) -> tuple[int, int, int, int]:
-        """`scratch_at`, `scratch_bytes`, `results` and `tile_results` of a plan; kept until it must grow."""
+    def _place_scratch(self, most_tokens: int) -> tuple[int, int, int]:
+        """`scratch_at`, `scratch_bytes` and `results` of a plan; kept until it must grow."""
         if most_tokens > self._scratch_tokens:
             programs = self._up.program, self._down.program
-            results, tile_results, size = scratch_parts(most_tokens, programs)
+            results, size = scratch_parts(most_tokens, programs)
             self._scratch = np.empty(size * self._pool.num_workers + ALIGN_BYTES, dtype=np.uint8)
-            self._scratch_words = aligned(self._scratch), size, results, tile_results
+            self._scratch_words = aligned(self._scratch), size, results
             self._scratch_tokens = most_tokens
         return self._scratch_words
 

@@ -1,21 +1,25 @@
 """A few rows of weights, decoded once and written where all tokens of an expert can use them.
 
-    panel   [rows, padded] float32, or bfloat16 for pairs and tiles; columns as in `activations`
+    float32   [rows, padded]            columns as in `activations`
+    pairs     [rows, padded] bfloat16
+    tiles     [groups of 16 rows, padded / 32, 16 rows, 32] bfloat16: tiles one after another
 
 With many tokens the products cost more than reading: a row is decoded once for all of them, scales included,
-and the panel stays in the second-level cache.
+and the panel stays in the second-level cache. For tiles rows of bfloat16 are copied: so memory is read row
+after row, and a tile is 16 lines that follow each other, not lines of 16 pages.
 
     arguments   0 record   1 first row   2 end row   3 panel
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
-from hetero_cpu_kernels.experts.activations import Layout
-from hetero_cpu_kernels.experts.emitter import F32, I64, Emitter
+from hetero_cpu_kernels.experts.activations import TILE, TILE_BYTES, TILE_COLUMNS, Layout
+from hetero_cpu_kernels.experts.emitter import I64, Emitter
 from hetero_cpu_kernels.experts.rows import Rows, load_block_scale, load_row_scale
 from hetero_cpu_kernels.experts.targets import Target
 
@@ -37,53 +41,68 @@ class _Panel:
         self._record, self._first, self._end, self._panel = map(emit.argument, range(4))
 
     def write(self) -> None:
-        emit, matrix = self._emit, self._rows.matrix
-        with emit.loop(self._first, self._end) as turn:
-            place = self._rows.begin(emit, self._record, turn.index)
-            number = emit.build.sub(turn.index, self._first)
-            out = emit.add(self._panel, emit.mul(number, self._layout.row_bytes))
-            scale_row = None
-            if matrix.scales is not None:
-                scale_row = load_row_scale(emit, self._rows, record=self._record, row=turn.index)
-            num_blocks, rest = divmod(matrix.cols, self._block)
-            with emit.loop(0, num_blocks * self._block, step=self._block) as inner:
-                self._rows.prefetch(
-                    emit, place, emit.add(inner.index, _LINES_AHEAD * self._rows.line_columns)
-                )
-                self._write_block(self._rows.vectors(emit, place, inner.index), inner.index, out, scale_row)
-            start = num_blocks * self._block
-            if rest:
-                self._write_block(self._rows.tail(emit, place, start), I64(start), out, scale_row)
-            self._write_zeros(start + (self._block if rest else 0), out)
+        with self._emit.loop(self._first, self._end) as turn:
+            self._write_row(turn.index)
 
-    def _write_block(self, vectors: list[Any], column: Any, out: Any, scale_row: Any) -> None:
-        emit, matrix = self._emit, self._rows.matrix
-        if matrix.scales is not None:
-            group = emit.build.udiv(column, I64(matrix.scales.block_cols))
-            scale = load_block_scale(emit, self._rows, scale_row=scale_row, block=group)
-            factor = emit.build.fmul(scale, ir.Constant(emit.floats, [self._rows.factor] * emit.lanes))
+    def _write_row(self, row: Any) -> None:
+        """All blocks; as many in a turn as have a cache line, so that none is asked for twice."""
+        emit, rows, block = self._emit, self._rows, self._block
+        place = rows.begin(emit, self._record, row)
+        out = emit.add(self._panel, self._row_at(emit.build.sub(row, self._first)))
+        factor_of = self._factors(row)
+        num_blocks, rest = divmod(rows.matrix.cols, block)
+        together = max(1, rows.line_columns // block)
+        whole = num_blocks - num_blocks % together
+        with emit.loop(0, whole * block, step=together * block) as turn:
+            rows.prefetch(emit, place, emit.add(turn.index, _LINES_AHEAD * rows.line_columns))
+            for i in range(together):
+                column = emit.add(turn.index, i * block)
+                self._write_block(rows.vectors(emit, place, column), column, out, factor_of)
+        for number in range(whole, num_blocks):
+            column = I64(number * block)
+            self._write_block(rows.vectors(emit, place, column), column, out, factor_of)
+        if rest:
+            column = I64(num_blocks * block)
+            self._write_block(rows.tail(emit, place, num_blocks * block), column, out, factor_of)
+
+    def _factors(self, row: Any) -> Callable[[Any], Any] | None:
+        """What the vectors at a column of a row are multiplied with; None without scales."""
+        emit, scales = self._emit, self._rows.matrix.scales
+        if scales is None:
+            return None
+        scale_row = load_row_scale(emit, self._rows, record=self._record, row=row)
+
+        def factor_at(column: Any) -> Any:
+            block = emit.build.udiv(column, I64(scales.block_cols))
+            scale = load_block_scale(emit, self._rows, scale_row=scale_row, block=block)
+            return emit.build.fmul(scale, ir.Constant(emit.floats, [self._rows.factor] * emit.lanes))
+
+        if scales.block_cols < self._rows.matrix.cols:
+            return factor_at
+        of_row = factor_at(I64(0))
+        return lambda column: of_row
+
+    def _write_block(
+        self, vectors: list[Any], column: Any, out: Any, factor_of: Callable[[Any], Any] | None
+    ) -> None:
+        emit = self._emit
+        if factor_of is not None:
+            factor = factor_of(column)
             vectors = [emit.build.fmul(vector, factor) for vector in vectors]
-        if self._layout.unit != "float32":
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [_round_to_pairs(emit, first, second) for first, second in pairs]
-        start = emit.add(out, emit.mul(column, self._layout.row_bytes // self._layout.padded))
+        if self._layout.unit != "float32" and not self._rows.is_in_pairs:
+            vectors = list(map(emit.round_to_pairs, vectors[::2], vectors[1::2]))
+        element, step = self._layout.row_bytes // self._layout.padded, 4 * emit.lanes
+        if self._layout.unit == "tiles":
+            element, step = TILE_BYTES // TILE_COLUMNS, TILE_BYTES
+        start = emit.add(out, emit.mul(column, element))
         for v, vector in enumerate(vectors):
-            emit.store(vector, emit.add(start, 4 * emit.lanes * v))
+            emit.store(vector, emit.add(start, step * v))
 
-    def _write_zeros(self, column: int, out: Any) -> None:
-        """Behind the last block, where tiles are wider than that."""
-        element = self._layout.row_bytes // self._layout.padded
-        for at in range(column * element, self._layout.row_bytes, 4):
-            self._emit.store(ir.Constant(F32, 0.0), self._emit.add(out, at))
-
-
-def _round_to_pairs(emit: Emitter, first: Any, second: Any) -> Any:
-    """Words of two bfloat16, rounded to nearest even: `first` in the low half."""
-    build = emit.build
-    words = []
-    for vector in (first, second):
-        bits = build.bitcast(vector, emit.words)
-        odd = build.and_(build.lshr(bits, emit.word(16)), emit.word(1))
-        words.append(build.add(bits, build.add(odd, emit.word(0x7FFF))))
-    low = build.lshr(words[0], emit.word(16))
-    return build.or_(low, build.and_(words[1], emit.word(0xFFFF0000)))
+    def _row_at(self, number: Any) -> Any:
+        """Where a row of the panel begins, in bytes."""
+        emit, row_bytes = self._emit, self._layout.row_bytes
+        if self._layout.unit != "tiles":
+            return emit.mul(number, row_bytes)
+        within = emit.build.and_(number, I64(TILE - 1))
+        group = emit.mul(emit.build.sub(number, within), row_bytes)
+        return emit.add(group, emit.mul(within, TILE_BYTES // TILE))

@@ -41,7 +41,7 @@ class PlacedProjection:
         for number in TOKENS_AT_ONCE:
             record[f"few_{number}"] = self._code.address(f"few_{number}")
             record[f"many_{number}"] = self._code.address(f"many_{number}")
-        for name in ("panel", "tiles", "digits"):
+        for name in ("panel", "tiles", "digits", "inputs", "gate", "add"):
             record[name] = self._code.address(name)
         record["rows"], record["cols"] = matrix.rows, matrix.cols
         record["is_direct"], record["offset"] = program.is_direct, matrix.offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hetero_cpu_kernels.experts.activations import TILE
 from hetero_cpu_kernels.experts.program import Program
 
 FEW_TOKENS = 8
@@ -15,7 +16,7 @@ MANY_RUN = 32
 """Rows of a panel: in the second-level cache, with a block of tokens in the first."""
 
 FLOAT_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3, "split": 4}
+UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3}
 GATE_CODES = {"silu": 0, "clamped_silu": 1, "gpt_oss": 2}
 
 
@@ -33,6 +34,7 @@ PROJECTION = np.dtype(
     [
         *((name, np.int64) for name in ("rows", "cols", "few_1", "few_2", "few_4")),
         *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles", "digits")),
+        *((name, np.int64) for name in ("inputs", "gate", "add")),
         *((name, np.int64) for name in ("is_direct", "offset", "row_bytes")),
         *((name, np.int64) for name in ("bias_offset", "bias_encoding")),
         *((name, np.int64) for name in ("is_packed", "first_element", "table_at", "escapes_at")),
@@ -48,7 +50,7 @@ PLAN = np.dtype(
         *((name, np.int64) for name in ("has_few", "has_many", "num_pairs")),
         *((name, np.int64) for name in ("hidden_at", "out_at", "records_at", "bounds_at")),
         *((name, np.int64) for name in ("tokens_at", "weights_at")),
-        *((name, np.int64) for name in ("scratch_at", "scratch_bytes", "results", "tile_results")),
+        *((name, np.int64) for name in ("scratch_at", "scratch_bytes", "results")),
         *((name, np.int64) for name in ("gate", "is_interleaved")),
         ("limit", np.float64),
         ("alpha", np.float64),
@@ -56,7 +58,7 @@ PLAN = np.dtype(
         ("down", PROJECTION),
     ]
 )
-"""One call. `results`, `tile_results`: float32 values of each worker's scratch, in front of its panel."""
+"""One call. `results`: float32 values of each worker's scratch, in front of its panel."""
 
 ARGUMENT_BYTES = 64 + 8 * 1024
 """Of a worker's scratch: what a kernel is called with, and addresses of the tokens' activations."""
@@ -66,7 +68,7 @@ MOST_TOKENS = 1024
 
 NUMBER_FIELDS = (
     *("num_tokens", "num_experts", "num_pairs", "has_few", "has_many"),
-    *("scratch_at", "scratch_bytes", "results", "tile_results"),
+    *("scratch_at", "scratch_bytes", "results"),
     *("up.few.at", "up.few.rows_at", "up.many.at", "up.many.rows_at"),
     *("down.few.at", "down.few.rows_at", "down.many.at", "down.many.rows_at"),
 )
@@ -91,11 +93,9 @@ def address_of(array: npt.NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[int, int, int]:
-    """`results`, `tile_results` and bytes of each worker's scratch, for experts of up to so many tokens."""
-    results = max(2 * FEW_RUN * 4, 2 * MANY_RUN * most_tokens)
-    groups = -(-most_tokens // 16)
-    tile_results = MANY_RUN * 16 * groups if programs[0].many.unit == "tiles" else 0
+def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[int, int]:
+    """`results` and bytes of each worker's scratch, for experts of up to so many tokens."""
+    results = max(2 * FEW_RUN * 4, 2 * MANY_RUN * (-(-most_tokens // TILE) * TILE))
     panel = MANY_RUN * max(program.many.row_bytes for program in programs)
-    total = ARGUMENT_BYTES + 4 * (FEW_RUN + results + tile_results) + panel
-    return results, tile_results, -(-total // 4096) * 4096
+    total = ARGUMENT_BYTES + 4 * (FEW_RUN + results) + panel
+    return results, -(-total // 4096) * 4096

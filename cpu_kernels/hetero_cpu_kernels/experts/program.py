@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from hetero_cpu_kernels.experts.activations import TILE, Layout
+from hetero_cpu_kernels.experts.activations import Layout
 from hetero_cpu_kernels.experts.digits import write_digits
 from hetero_cpu_kernels.experts.dot import write_dot
 from hetero_cpu_kernels.experts.encodings import DECODERS
 from hetero_cpu_kernels.experts.form import ExpertForm, Matrix
 from hetero_cpu_kernels.experts.integer_dot import write_integer_dot
 from hetero_cpu_kernels.experts.integer_rows import IntegerRows, integer_rows_of
+from hetero_cpu_kernels.experts.looked_up_rows import looked_up_rows_of
 from hetero_cpu_kernels.experts.native import NativeCode
 from hetero_cpu_kernels.experts.panel import write_panel
 from hetero_cpu_kernels.experts.rows import PairRows, PlainRows, Rows, rows_of
-from hetero_cpu_kernels.experts.split_rows import split_rows_of
 from hetero_cpu_kernels.experts.targets import Target
+from hetero_cpu_kernels.experts.tile_values import write_add, write_gate, write_inputs
 from hetero_cpu_kernels.experts.tiles import write_tiles
 
 TOKENS_AT_ONCE = (1, 2, 4)
@@ -33,6 +34,8 @@ class Program:
     panel                    a few rows decoded for all tokens of an expert
     many_1, many_2, many_4   rows of a panel (or of the record, where `is_direct`), so many tokens
     tiles                    the same with tiles, instead of many_*
+    inputs                   activations for tiles: of the up projection
+    gate, add                for tiles: activations of the down projection, sums of its results
     """
 
     matrix: Matrix
@@ -46,10 +49,9 @@ class Program:
     @classmethod
     def write(cls, form: ExpertForm, matrix: Matrix, *, target: Target) -> Program:
         """Raises ValueError for a matrix that the kernels cannot read."""
-        rows, integer_rows = rows_of(form, matrix), integer_rows_of(matrix, target)
-        few_rows = split_rows_of(matrix, target) or rows
-        is_direct = _is_direct(form, matrix, target)
-        source: Rows = PairRows(matrix) if is_direct else rows
+        rows = looked_up_rows_of(matrix, target) or rows_of(form, matrix)
+        integer_rows = integer_rows_of(matrix, target)
+        many_rows = PairRows(matrix) if _is_in_pairs(form, matrix, target) else rows
         program = cls(
             matrix,
             target,
@@ -57,22 +59,19 @@ class Program:
             few=(
                 Layout.of_digits(integer_rows, target.lanes)
                 if integer_rows
-                else Layout.of(few_rows, target.lanes, unit="split" if few_rows.terms else "float32")
+                else Layout.of(rows, target.lanes, unit="float32")
             ),
-            many=Layout.of(source, target.lanes, unit=target.many),
-            is_direct=is_direct,
+            many=Layout.of(many_rows, target.lanes, unit=target.many),
+            is_direct=many_rows.is_in_pairs and target.many == "pairs",
         )
         if integer_rows:
             program._write_few_integers(integer_rows)
         else:
-            program._write_few(few_rows)
-        program._write_many(rows)
+            program._write_few(rows)
+        program._write_many(many_rows)
+        if target.many == "tiles":
+            program._write_values(form)
         return program
-
-    @property
-    def dense_row_bytes(self) -> int:
-        """Bytes between rows of what many tokens are multiplied with."""
-        return self.matrix.row_bytes if self.is_direct else self.many.row_bytes
 
     def compile(self) -> NativeCode:
         """Machine code; executable where the target is."""
@@ -91,13 +90,20 @@ class Program:
         if not self.is_direct:
             write_panel(self.module, "panel", rows=rows, target=self.target, layout=self.many)
         if self.many.unit == "tiles":
-            columns = self.matrix.cols if self.is_direct else self.many.padded
-            write_tiles(self.module, "tiles", columns=columns, row_bytes=self.dense_row_bytes)
+            write_tiles(self.module, "tiles", columns=self.many.padded, row_bytes=self.matrix.row_bytes)
             return
         for tokens in TOKENS_AT_ONCE:
             write_dot(
                 self.module, f"many_{tokens}", rows=self._dense_rows(), target=self.target, tokens=tokens
             )
+
+    def _write_values(self, form: ExpertForm) -> None:
+        """What brings activations into tiles and results out of them."""
+        if self.matrix == form.up:
+            write_inputs(self.module, "inputs", layout=self.many)
+        else:
+            write_gate(self.module, "gate", gate=form.gate, layout=self.many)
+            write_add(self.module, "add")
 
     def _dense_rows(self) -> Rows:
         if self.is_direct:
@@ -108,9 +114,7 @@ class Program:
         return PlainRows(panel, DECODERS["float32"])
 
 
-def _is_direct(form: ExpertForm, matrix: Matrix, target: Target) -> bool:
-    """Plain bfloat16 in whole blocks, and for tiles whole groups of rows, which end where memory may."""
-    if target.many == "float32" or matrix.encoding != "bfloat16" or form.packed_elements:
-        return False
-    is_in_blocks = matrix.cols % (2 * target.lanes) == 0
-    return is_in_blocks and (target.many == "pairs" or (matrix.rows // 2) % TILE == 0)
+def _is_in_pairs(form: ExpertForm, matrix: Matrix, target: Target) -> bool:
+    """Whether rows are pairs of bfloat16 that the target multiplies as they are: in whole blocks."""
+    is_plain = matrix.encoding == "bfloat16" and not form.packed_elements
+    return is_plain and target.many != "float32" and matrix.cols % (2 * target.lanes) == 0

@@ -17,6 +17,7 @@ from hetero_cpu_kernels.addresses import call_kernel, float_of, pointer
 from hetero_cpu_kernels.experts.activation_memory import read_activation
 from hetero_cpu_kernels.experts.packing import CHUNK_ELEMENTS
 from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
+from hetero_cpu_kernels.experts.tile_job import in_sixteens, multiply_tiles
 
 _jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
@@ -24,13 +25,15 @@ _jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 class Task(NamedTuple):
     """Some rows of a matrix for one expert's tokens.
 
-    Row `begin + r` for token t goes to float32 number `t * stride + r` behind `results_at`.
+    Row `begin + r` for token t goes to float32 number `t * stride + r` behind `results_at`; in tiles as
+    `tile_job` says.
     """
 
     record: int
     """Address of the expert's record."""
     first_pair: int
     num_tokens: int
+    is_tiled: bool
     begin: int
     rows: int
     next_record: int
@@ -42,8 +45,6 @@ class Task(NamedTuple):
     """Of this worker's scratch: where a kernel's arguments are put."""
     outputs_at: int
     """Of this worker's scratch: one token's gated outputs."""
-    tiles_at: int
-    """Of this worker's scratch: where tiles leave their results."""
     panel_at: int
     """Of this worker's scratch: decoded rows."""
 
@@ -51,7 +52,9 @@ class Task(NamedTuple):
 @_jit
 def project(matrix, task):
     """Compute the rows, bias and escapes included. `matrix`: a `plan.PROJECTION`."""
-    if task.num_tokens > FEW_TOKENS:
+    if task.is_tiled:
+        multiply_tiles(matrix, task)
+    elif task.num_tokens > FEW_TOKENS:
         for start in range(0, task.rows, MANY_RUN):
             _multiply_many(matrix, task, start, min(MANY_RUN, task.rows - start))
     else:
@@ -59,7 +62,7 @@ def project(matrix, task):
     if matrix.bias_offset >= 0:
         _add_bias(matrix, task)
     if matrix.is_packed:
-        _add_escapes(matrix, task, matrix.many if task.num_tokens > FEW_TOKENS else matrix.few)
+        _add_escapes(matrix, task)
 
 
 @_jit
@@ -111,13 +114,6 @@ def _multiply_many(matrix, task, start, rows):
         arguments[3] = task.panel_at
         call_kernel(matrix.panel, task.arguments_at)
         weights, first = task.panel_at, 0
-    if matrix.many.unit == 2:
-        following = weights
-        if matrix.is_direct:
-            following = _address_after(matrix, task, start + rows)
-            weights += matrix.offset + first * matrix.row_bytes
-        _multiply_tiles(matrix, task, (weights, following), start, rows)
-        return
     arguments[0] = arguments[6] = weights
     arguments[1] = arguments[7] = first
     arguments[2] = first + rows
@@ -136,42 +132,29 @@ def _multiply_many(matrix, task, start, rows):
 
 
 @_jit
-def _address_after(matrix, task, row):
-    """Where the weights lie that are read after the first `row` rows of a task."""
-    if row < task.rows:
-        return task.record + matrix.offset + (task.begin + row) * matrix.row_bytes
-    return task.next_record + matrix.offset + task.next_begin * matrix.row_bytes
+def _results(task):
+    """A task's results, flat."""
+    if task.is_tiled:
+        return carray(pointer(task.results_at), in_sixteens(task.num_tokens) * task.stride, np.float32)
+    return carray(pointer(task.results_at), (task.num_tokens - 1) * task.stride + task.rows, np.float32)
 
 
 @_jit
-def _multiply_tiles(matrix, task, weights_at, start, rows):
-    """The same with tiles, whose results are brought from tiles to rows.
-
-    `weights_at`: addresses of these rows of weights, and of those that are multiplied next.
-    """
-    row_groups, token_groups = (rows + 15) >> 4, (task.num_tokens + 15) >> 4
-    first_row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
-    arguments = carray(pointer(task.arguments_at), 8, np.int64)
-    arguments[0], arguments[1], arguments[5] = weights_at[0], row_groups, weights_at[1]
-    arguments[2] = matrix.many.at + first_row * matrix.many.row_bytes
-    arguments[3], arguments[4] = token_groups, task.tiles_at
-    call_kernel(matrix.tiles, task.arguments_at)
-    tiles = carray(pointer(task.tiles_at), (token_groups, row_groups * 16, 16), np.float32)
-    size = (task.num_tokens - 1) * task.stride + start + rows
-    results = carray(pointer(task.results_at), size, np.float32)
-    for t in range(task.num_tokens):
-        for r in range(rows):
-            results[t * task.stride + start + r] = tiles[t >> 4, r, t & 15]
+def _number(task, token, row):
+    """Which of the results a token's row is."""
+    if task.is_tiled:
+        return (token >> 4) * task.stride + 16 * row + (token & 15)
+    return token * task.stride + row
 
 
 @_jit
 def _add_bias(matrix, task):
-    results = carray(pointer(task.results_at), (task.num_tokens - 1) * task.stride + task.rows, np.float32)
+    results = _results(task)
     bias_at = task.record + matrix.bias_offset
     for r in range(task.rows):
         value = _float_number(bias_at, matrix.bias_encoding, task.begin + r)
         for t in range(task.num_tokens):
-            results[t * task.stride + r] += value
+            results[_number(task, t, r)] += value
 
 
 @_jit
@@ -191,12 +174,13 @@ def _float_number(address, encoding, number):
 
 
 @_jit
-def _add_escapes(matrix, task, layout):
+def _add_escapes(matrix, task):
     """Elements that a packed record keeps in its list, in ascending order. `packing` has the format."""
+    layout = matrix.many if task.num_tokens > FEW_TOKENS else matrix.few
     table = task.record + matrix.table_at
     begin = matrix.first_element + task.begin * matrix.cols
     end = begin + task.rows * matrix.cols
-    results = carray(pointer(task.results_at), (task.num_tokens - 1) * task.stride + task.rows, np.float32)
+    results = _results(task)
     row = 0
     for chunk in range(begin // CHUNK_ELEMENTS, (end - 1) // CHUNK_ELEMENTS + 1):
         bounds = carray(pointer(table + 4 * chunk), 2, np.uint32)
@@ -211,4 +195,4 @@ def _add_escapes(matrix, task, layout):
             weight = float_of(np.uint32(escapes[number] << np.uint32(16)))
             for t in range(task.num_tokens):
                 x = read_activation(layout, task.first_pair + t, element - row * matrix.cols)
-                results[t * task.stride + row] += weight * x
+                results[_number(task, t, row)] += weight * x

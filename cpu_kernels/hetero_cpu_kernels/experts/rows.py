@@ -64,8 +64,8 @@ class Rows(Walk, Protocol):
         """The last block of a row, where it is shorter: zero behind the end."""
 
     @property
-    def terms(self) -> int:
-        """How many bfloat16 make an activation: vectors are of pairs then. 0: all are of float32."""
+    def is_in_pairs(self) -> bool:
+        """Whether vectors are of pairs of bfloat16, as activations then are too. Else all are of float32."""
 
     def side_by_side(self, target: Target) -> int:
         """Rows that a kernel of several tokens reads at once."""
@@ -84,7 +84,7 @@ class PlainRows:
 
     matrix: Matrix
     decoder: Decoder
-    terms = 0
+    is_in_pairs = False
     bytes_ahead = BYTES_AHEAD
 
     @property
@@ -147,7 +147,7 @@ class PackedRows:
     matrix: Matrix
     packing: Packing
     factor = 1.0
-    terms = 0
+    is_in_pairs = False
     bytes_ahead = 4 * BYTES_AHEAD  # measured: two streams, each of fewer bytes than the plain row
     line_columns = LINE_BYTES
     """Of mantissas, and of codes where they are read for the first time."""
@@ -260,7 +260,7 @@ class PairRows:
 
     matrix: Matrix
     factor = 1.0
-    terms = 1
+    is_in_pairs = True
     bytes_ahead = BYTES_AHEAD
 
     @property

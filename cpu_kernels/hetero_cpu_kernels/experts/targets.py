@@ -1,19 +1,18 @@
 """The instruction sets that the kernels are compiled for: parameters of one source.
 
-    name          lanes   few tokens   of int8, int4       of fp8      many tokens
-    avx2            8     float32      float32             float32     float32
-    avx_vnni        8     float32      bytes (vpdpbusd)    float32     float32
-    avx512         16     float32      float32             float32     float32
-    avx512_vnni    16     float32      bytes (vpdpbusd)    float32     float32
-    avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16    bfloat16 pairs (vdpbf16ps)
-    amx            16     float32      bytes (vpdpbusd)    bfloat16    bfloat16 tiles (tdpbf16ps)
-    neon            4     float32      float32             float32     float32
+    name          lanes   few tokens   of int8, int4       many tokens
+    avx2            8     float32      float32             float32
+    avx_vnni        8     float32      bytes (vpdpbusd)    float32
+    avx512         16     float32      float32             float32
+    avx512_vnni    16     float32      bytes (vpdpbusd)    float32
+    avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16 pairs (vdpbf16ps)
+    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps)
+    neon            4     float32      float32             float32
 
 A few tokens are bound by memory, which rounding does not make faster: they compute in float32, but for
-weights that are cheaper not to widen so far. Then activations keep sixteen bits: of the largest of a token,
-as two signed bytes each (`digits`: a sum is off by 1e-4 or so), or as the sum of two bfloat16 (`split_rows`:
-by 1e-5). For many tokens weights and activations are rounded to bfloat16 where an instruction multiplies
-those.
+weights that are cheaper not to widen so far. Then activations keep sixteen bits of the largest of a token, as
+two signed bytes each (`digits`: a sum is off by 1e-4 or so). For many tokens weights and activations are
+rounded to bfloat16 where an instruction multiplies those.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from typing import Literal
 
 from hetero_cpu_kernels.isa import executes
 
-Unit = Literal["float32", "pairs", "tiles", "digits", "split"]
+Unit = Literal["float32", "pairs", "tiles", "digits"]
 """What multiplies: lanes of float32, pairs of bfloat16 in each lane, tiles of such pairs, four bytes in each
-lane, or pairs where an activation is the sum of two."""
+lane."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,13 @@ class Target:
     """What multiplies when an expert has many tokens."""
     multiplies_bytes: bool = False
     """Whether a few tokens of int8 and int4 experts are multiplied as digits."""
-    splits_fp8: bool = False
-    """Whether a few tokens of fp8 experts are multiplied as pairs of bfloat16, two for each activation."""
+    looks_up_bytes: bool = False
+    """Whether fp8 is looked up as bytes of bfloat16 (`looked_up_rows`)."""
 
     @property
     def keeps_float32(self) -> bool:
         """Whether nothing is rounded before it is multiplied."""
-        return self.many == "float32" and not (self.multiplies_bytes or self.splits_fp8)
+        return self.many == "float32" and not self.multiplies_bytes
 
 
 _X86 = "x86_64-unknown-linux-gnu"
@@ -100,7 +99,7 @@ TARGETS = (
         rows=4,
         many="pairs",
         multiplies_bytes=True,
-        splits_fp8=True,
+        looks_up_bytes=True,
     ),
     Target(
         "amx",
@@ -113,7 +112,7 @@ TARGETS = (
         rows=4,
         many="tiles",
         multiplies_bytes=True,
-        splits_fp8=True,
+        looks_up_bytes=True,
     ),
     Target("neon", "aarch64", ("neon",), "aarch64-unknown-linux-gnu", "generic", "+neon", lanes=4, rows=4),
 )

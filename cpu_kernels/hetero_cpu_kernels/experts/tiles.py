@@ -1,15 +1,17 @@
 """Tiles of bfloat16 (AMX): 16 rows of weights times 16 tokens at once.
 
-Weights are the first operand as they lie: a tile is 16 rows of 32 columns, a row's stride apart. Tokens are
-the second: `activations` brings them into rows of pairs. Two tiles of weights meet two of tokens, so four
-products share four loads:
+Weights are the first operand, tile after tile as `panel` leaves them. Tokens are the second: `activations`
+brings them into rows of pairs. Two tiles of weights meet two of tokens, so four products share four loads:
 
     tile   0 1    results: rows 0-15 by tokens 0-15, 16-31     4 5   weights: rows 0-15, 16-31
            2 3    rows 16-31 by the same                       6 7   tokens 0-15, 16-31
 
-    arguments   0 first row of weights   1 groups of 16 rows   2 activations   3 groups of 16 tokens
-                4 result: float32 [token groups, row groups, 16 rows, 16 tokens]
-                5 first row of the weights that are multiplied next
+    arguments   0 panel   1 groups of 16 rows   2 activations   3 groups of 16 tokens
+                4 result: float32 [token groups, ..., row groups, 16 rows, 16 tokens]
+                5 bytes from the results of 16 tokens to the next   6 what the next panel is made of
+
+While tiles are multiplied a core would ask memory for nothing: a part of what the next panel is made of is
+asked for meanwhile, as much as memory may bring in that time.
 """
 
 from __future__ import annotations
@@ -18,22 +20,22 @@ from typing import Any
 
 from llvmlite import ir
 
-from hetero_cpu_kernels.experts.activations import TILE
-from hetero_cpu_kernels.experts.emitter import I8, I64, POINTER, Emitter
+from hetero_cpu_kernels.experts.activations import TILE, TILE_BYTES, TILE_COLUMNS
+from hetero_cpu_kernels.experts.emitter import I8, I64, LINE_BYTES, POINTER, Emitter
 
-_TILE_BYTES = 1024
-_ROW_BYTES = 64
-_COLUMNS = 2 * TILE
+_ROW_BYTES = TILE_BYTES // TILE
+_MOST_LINES = 8
+"""Cache lines that are asked for while two tiles of weights are multiplied: some 150 cycles."""
 _NUM_TILES = 8
 _PREFIX = "llvm.x86."
 """Of the instructions; a machine without them can be given functions of another name."""
 
 
 def write_tiles(module: ir.Module, name: str, *, columns: int, row_bytes: int) -> None:
-    """Add the function `name` for rows of `columns` bfloat16, a multiple of 32, `row_bytes` apart."""
-    assert columns % _COLUMNS == 0, f"tiles of {columns} columns: not a multiple of {_COLUMNS}"
+    """Add the function `name` for rows of `columns` bfloat16, made of `row_bytes` of the record each."""
+    assert columns % TILE_COLUMNS == 0, f"tiles of {columns} columns: not a multiple of {TILE_COLUMNS}"
     emit = Emitter(module, name, lanes=TILE)
-    _Tiles(emit, columns, row_bytes).write(_configuration(module, name))
+    _Tiles(emit, columns // TILE_COLUMNS, row_bytes).write(_configuration(module, name))
     emit.finish()
 
 
@@ -52,10 +54,12 @@ def _configuration(module: ir.Module, name: str) -> Any:
 
 
 class _Tiles:
-    def __init__(self, emit: Emitter, columns: int, row_bytes: int) -> None:
-        self._emit, self._columns, self._row_bytes = emit, columns, row_bytes
+    def __init__(self, emit: Emitter, steps: int, row_bytes: int) -> None:
+        self._emit, self._group_bytes = emit, steps * TILE_BYTES
+        lines = 2 * TILE * row_bytes // LINE_BYTES // steps
+        self._ahead_bytes = LINE_BYTES * min(lines, _MOST_LINES)
         self._weights, self._row_groups, self._x, self._token_groups, self._y = map(emit.argument, range(5))
-        self._next_weights = emit.argument(5)
+        self._y_stride, self._next = emit.argument(5), emit.argument(6)
 
     def write(self, configuration: Any) -> None:
         emit = self._emit
@@ -80,39 +84,37 @@ class _Tiles:
 
     def _write_square(self, row_group: Any, num_rows: int, token_group: Any, num_tokens: int) -> None:
         emit = self._emit
-        rows = [
-            emit.add(self._weights, emit.mul(emit.add(row_group, r), TILE * self._row_bytes))
-            for r in range(num_rows)
-        ]
-        group_bytes = self._columns * _ROW_BYTES // 2
-        tokens = [
-            emit.add(self._x, emit.mul(emit.add(token_group, t), group_bytes)) for t in range(num_tokens)
-        ]
+        rows = self._groups(self._weights, row_group, num_rows)
+        tokens = self._groups(self._x, token_group, num_tokens)
         squares = [(r, t) for r in range(num_rows) for t in range(num_tokens)]
         for r, t in squares:
             self._tile("tilezero", 2 * r + t)
-        with emit.loop(0, self._columns, step=_COLUMNS) as turn:
+        with emit.loop(0, self._group_bytes, step=TILE_BYTES) as turn:
             with emit.build.if_then(emit.build.icmp_signed("==", token_group, I64(0))):
-                self._prefetch_rows(row_group, num_rows, turn.index)
+                self._prefetch(row_group, turn.index)
             for r, row in enumerate(rows):
-                place = emit.add(row, emit.mul(turn.index, 2))
-                self._tile("tileloadd64", 4 + r, place, self._row_bytes)
+                self._tile("tileloadd64", 4 + r, emit.add(row, turn.index), _ROW_BYTES)
             for t, token in enumerate(tokens):
-                place = emit.add(token, emit.mul(turn.index, _ROW_BYTES // 2))
-                self._tile("tileloadd64", 6 + t, place, _ROW_BYTES)
+                self._tile("tileloadd64", 6 + t, emit.add(token, turn.index), _ROW_BYTES)
             for r, t in squares:
                 self._multiply(2 * r + t, 4 + r, 6 + t)
         for r, t in squares:
-            group = emit.add(emit.mul(emit.add(token_group, t), self._row_groups), emit.add(row_group, r))
-            self._tile("tilestored64", 2 * r + t, emit.add(self._y, emit.mul(group, _TILE_BYTES)), _ROW_BYTES)
+            of_tokens = emit.add(self._y, emit.mul(emit.add(token_group, t), self._y_stride))
+            place = emit.add(of_tokens, emit.mul(emit.add(row_group, r), TILE_BYTES))
+            self._tile("tilestored64", 2 * r + t, place, _ROW_BYTES)
 
-    def _prefetch_rows(self, row_group: Any, num_rows: int, column: Any) -> None:
-        """Ask for the same tiles of the next weights, which are used when these are done."""
+    def _groups(self, first: Any, number: Any, count: int) -> list[Any]:
+        """Addresses of the tiles of `count` groups from `number` on."""
         emit = self._emit
-        first = emit.add(self._next_weights, emit.mul(row_group, TILE * self._row_bytes))
-        place = emit.add(first, emit.mul(column, 2))
-        for row in range(num_rows * TILE):
-            emit.prefetch(emit.add(place, row * self._row_bytes), level=2)
+        return [emit.add(first, emit.mul(emit.add(number, i), self._group_bytes)) for i in range(count)]
+
+    def _prefetch(self, row_group: Any, done: Any) -> None:
+        """Ask for some lines of what comes next, behind those that were asked for in the steps before."""
+        emit = self._emit
+        steps_bytes = emit.add(emit.mul(emit.build.lshr(row_group, I64(1)), self._group_bytes), done)
+        place = emit.add(self._next, emit.mul(emit.build.lshr(steps_bytes, I64(10)), self._ahead_bytes))
+        for line in range(0, self._ahead_bytes, LINE_BYTES):
+            emit.prefetch(emit.add(place, line), level=2)
 
     def _tile(self, name: str, tile: int, address: Any = None, stride: int = 0) -> None:
         emit = self._emit

@@ -43,7 +43,7 @@ def test_weights_are_multiplied_as_they_are_where_the_target_does(entry: Target)
         form = make_form(name, 128, 64)
         text = assembly(Program.write(form, form.up, target=entry).module, entry)
         assert ("vpdpbusd" in text) == (entry.multiplies_bytes and name in ("int8", "int4"))
-        assert name != "fp8" or ("vpermt2b" in text) == entry.splits_fp8
+        assert name != "fp8" or ("vpermt2b" in text) == entry.looks_up_bytes
 
 
 def test_odd_rows_compile_everywhere() -> None:

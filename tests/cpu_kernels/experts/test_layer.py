@@ -24,7 +24,7 @@ from hetero_cpu_kernels.experts.call import Routing
 from hetero_cpu_kernels.pool import WorkerPool
 from tests.cpu_kernels.experts import emulated_tiles
 
-MOST_ERROR = {"float32": 2e-6, "pairs": 6e-3, "tiles": 6e-3, "digits": 2e-4, "split": 2e-5}
+MOST_ERROR = {"float32": 2e-6, "pairs": 6e-3, "tiles": 6e-3, "digits": 2e-4}
 """Of the root mean square. bfloat16 keeps 8 bits of weights and activations, digits 16 of the largest."""
 SHAPES = {"[256,128]": (256, 128, "silu", False), "[70,34]+bias": (70, 34, "gpt_oss", True)}
 COUNTS = [1, 2, 7, 8, 9, 40, 64]
@@ -82,10 +82,8 @@ class Case:
 
 def few_error(experts: CpuExperts) -> float:
     """Few tokens are computed in float32, but for weights that the target multiplies as they are."""
-    encoding, entry = experts.form.up.encoding, experts.target
-    if encoding in ("int8", "int4") and entry.multiplies_bytes:
-        return MOST_ERROR["digits"]
-    return MOST_ERROR["split" if encoding == "fp8" and entry.splits_fp8 else "float32"]
+    is_in_digits = experts.form.up.encoding in ("int8", "int4") and experts.target.multiplies_bytes
+    return MOST_ERROR["digits" if is_in_digits else "float32"]
 
 
 def check(case: Case, experts: CpuExperts) -> None:

@@ -1,0 +1,137 @@
+"""Experts of many tokens in tiles: their inputs, their products, the gate, and what is added to the output.
+
+Results stay in tiles from the product to the output: [token groups, rows, 16 tokens] float32. So of a task's
+row r and token t the number is `(t // 16) * stride + 16 * r + t % 16`. Rows that fill a tile up are zeros.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="call-arg, attr-defined, var-annotated"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from hetero_cpu_kernels.addresses import call_kernel, pointer
+from hetero_cpu_kernels.experts.activation_memory import pack
+from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
+
+_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
+
+
+@_jit
+def in_sixteens(number):
+    """How many groups of 16 so many tokens or rows are."""
+    return (number + 15) >> 4
+
+
+@_jit
+def pack_tiles(plan, index, count):
+    """This worker's share of the inputs: groups of 16 tokens of experts that have many."""
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    unit = 0
+    for expert in range(plan.num_experts):
+        if bounds[expert + 1] - bounds[expert] <= FEW_TOKENS:
+            continue
+        for first in range(bounds[expert], bounds[expert + 1], 16):
+            if unit % count == index:
+                _pack_group(plan, index, first, bounds[expert + 1])
+            unit += 1
+
+
+@_jit
+def _pack_group(plan, index, first, end):
+    """16 pairs from `first` on, as far as `end`: the last one stands for what is missing."""
+    many = plan.up.many
+    tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
+    row = carray(pointer(many.rows_at), plan.num_pairs, np.int64)[first]
+    arguments_at = plan.scratch_at + index * plan.scratch_bytes
+    arguments = carray(pointer(arguments_at), 8 + 16, np.int64)
+    for i in range(16):
+        arguments[8 + i] = plan.hidden_at + 4 * plan.hidden * tokens[min(first + i, end - 1)]
+    arguments[0], arguments[1] = arguments_at + 64, many.at + row * many.row_bytes
+    call_kernel(plan.up.inputs, arguments_at)
+    if plan.hidden % many.block:
+        hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
+        for i in range(16):
+            token = tokens[min(first + i, end - 1)]
+            pack(many, hidden, plan.hidden, token, row + i, plan.hidden // many.block)
+
+
+@_jit
+def multiply_tiles(matrix, task):
+    """A task's rows, a panel at a time."""
+    arguments = carray(pointer(task.arguments_at), 8, np.int64)
+    groups = task.stride >> 8
+    for group in range(0, groups, MANY_RUN // 16):
+        count = min(MANY_RUN // 16, groups - group)
+        first = 16 * group
+        rows = max(0, min(16 * count, task.rows - first))
+        if rows < 16 * count:
+            carray(pointer(task.panel_at), 16 * count * matrix.many.row_bytes, np.uint8)[:] = 0
+        arguments[0], arguments[1] = task.record, task.begin + first
+        arguments[2], arguments[3] = task.begin + first + rows, task.panel_at
+        call_kernel(matrix.panel, task.arguments_at)
+        row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
+        arguments[0], arguments[1] = task.panel_at, count
+        arguments[2] = matrix.many.at + row * matrix.many.row_bytes
+        arguments[3] = in_sixteens(task.num_tokens)
+        arguments[4], arguments[5] = task.results_at + 64 * first, 4 * task.stride
+        arguments[6] = _address_after(matrix, task, first + rows)
+        call_kernel(matrix.tiles, task.arguments_at)
+
+
+@_jit
+def _address_after(matrix, task, row):
+    """Where the weights lie that are read after the first `row` rows of a task; of packed ones, mantissas."""
+    record, row = (task.record, task.begin + row) if row < task.rows else (task.next_record, task.next_begin)
+    if matrix.is_packed:
+        return record + matrix.first_element + row * matrix.cols
+    return record + matrix.offset + row * matrix.row_bytes
+
+
+@_jit
+def gate_strides(plan, task):
+    """Of results of gate and up: floats from 16 tokens to the next, and from the gate's to those of up."""
+    if plan.is_interleaved:
+        return 512 * in_sixteens(task.rows), 16
+    stride = 256 * in_sixteens(task.rows)
+    return stride, stride * in_sixteens(task.num_tokens)
+
+
+@_jit
+def gate_tiles(plan, task):
+    """Results of gate and up to the inputs of the down projection."""
+    many = plan.down.many
+    stride, offset = gate_strides(plan, task)
+    row = carray(pointer(many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
+    arguments = carray(pointer(task.arguments_at), 8, np.int64)
+    for group in range(in_sixteens(task.num_tokens)):
+        results_at = task.results_at + 4 * stride * group
+        arguments[0], arguments[1] = results_at, results_at + 4 * offset
+        arguments[2] = 128 if plan.is_interleaved else 64
+        arguments[3] = in_sixteens(task.rows)
+        arguments[4], arguments[5] = many.at + (row + 16 * group) * many.row_bytes, task.begin
+        call_kernel(plan.down.gate, task.arguments_at)
+
+
+@_jit
+def add_tiles(plan, task, out):
+    """Add a task's results to its columns of the output."""
+    tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
+    weights = carray(pointer(plan.weights_at), plan.num_pairs, np.float32)
+    arguments = carray(pointer(task.arguments_at), 8, np.int64)
+    full = task.rows >> 4
+    for group in range(in_sixteens(task.num_tokens)):
+        first, results_at = task.first_pair + 16 * group, task.results_at + 4 * task.stride * group
+        num_tokens = min(16, task.num_tokens - 16 * group)
+        results = carray(pointer(results_at), task.stride, np.float32)
+        for r in range(16 * full, task.rows):
+            for t in range(num_tokens):
+                value = results[16 * r + t]
+                out[tokens[first + t], task.begin + r] += weights[first + t] * value
+        arguments[0], arguments[1] = results_at, full
+        arguments[2], arguments[3] = plan.tokens_at + 8 * first, plan.weights_at + 4 * first
+        arguments[4] = num_tokens
+        arguments[5], arguments[6] = plan.out_at + 4 * task.begin, 4 * plan.hidden
+        call_kernel(plan.down.add, task.arguments_at)
