@@ -26,6 +26,9 @@ TILE = 16
 TILE_COLUMNS = 2 * TILE
 """Columns of bfloat16 that one product of tiles adds up."""
 TILE_BYTES = 1024
+PANEL_TILE_BYTES = TILE_BYTES + LINE_BYTES
+"""From one tile of weights to the next. A row is written to every tile: at a distance of 1024 bytes its lines
+would fight for four sets of the first cache."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,13 @@ class Layout:
     def digits_at(self) -> int:
         """Where a token's digits begin, in bytes from its first value; 0 without them."""
         return -(-4 * self.padded // LINE_BYTES) * LINE_BYTES if self.digit_bytes else 0
+
+    @property
+    def panel_row_bytes(self) -> int:
+        """Bytes of a row of weights in a panel; 16 rows of tiles are so many times 16."""
+        if self.unit == "tiles":
+            return self.padded // TILE_COLUMNS * PANEL_TILE_BYTES // TILE
+        return self.row_bytes
 
     @property
     def row_bytes(self) -> int:

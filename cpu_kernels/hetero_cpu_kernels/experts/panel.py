@@ -2,7 +2,7 @@
 
     float32   [rows, padded]            columns as in `activations`
     pairs     [rows, padded] bfloat16
-    tiles     [groups of 16 rows, padded / 32, 16 rows, 32] bfloat16: tiles one after another
+    tiles     [groups of 16 rows, padded / 32, 16 rows, 32] bfloat16, a line between tiles
 
 With many tokens the products cost more than reading: a row is decoded once for all of them, scales included,
 and the panel stays in the second-level cache. For tiles rows of bfloat16 are copied: so memory is read row
@@ -18,8 +18,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from hetero_cpu_kernels.experts.activations import TILE, TILE_BYTES, TILE_COLUMNS, Layout
-from hetero_cpu_kernels.experts.emitter import I64, Emitter
+from hetero_cpu_kernels.experts.activations import PANEL_TILE_BYTES, TILE, TILE_COLUMNS, Layout
+from hetero_cpu_kernels.experts.emitter import I64, LINE_BYTES, Emitter
 from hetero_cpu_kernels.experts.rows import Rows, load_block_scale, load_row_scale
 from hetero_cpu_kernels.experts.targets import Target
 
@@ -93,16 +93,16 @@ class _Panel:
             vectors = list(map(emit.round_to_pairs, vectors[::2], vectors[1::2]))
         element, step = self._layout.row_bytes // self._layout.padded, 4 * emit.lanes
         if self._layout.unit == "tiles":
-            element, step = TILE_BYTES // TILE_COLUMNS, TILE_BYTES
+            element, step = PANEL_TILE_BYTES // TILE_COLUMNS, PANEL_TILE_BYTES
         start = emit.add(out, emit.mul(column, element))
         for v, vector in enumerate(vectors):
             emit.store(vector, emit.add(start, step * v))
 
     def _row_at(self, number: Any) -> Any:
         """Where a row of the panel begins, in bytes."""
-        emit, row_bytes = self._emit, self._layout.row_bytes
+        emit, row_bytes = self._emit, self._layout.panel_row_bytes
         if self._layout.unit != "tiles":
             return emit.mul(number, row_bytes)
         within = emit.build.and_(number, I64(TILE - 1))
         group = emit.mul(emit.build.sub(number, within), row_bytes)
-        return emit.add(group, emit.mul(within, TILE_BYTES // TILE))
+        return emit.add(group, emit.mul(within, LINE_BYTES))

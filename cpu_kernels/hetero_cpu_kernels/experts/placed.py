@@ -74,6 +74,7 @@ class Inputs:
         record["order_at"], record["place_at"] = address_of(self._order), address_of(self._place)
         record["block"], record["padded"] = layout.order.size, layout.padded
         record["row_bytes"], record["read_at"] = layout.row_bytes, layout.digits_at
+        record["panel_row_bytes"] = layout.panel_row_bytes
 
     def reserve(self, num_rows: int) -> int:
         """Address of memory for so many rows, and for the rest of a tile; good until the next call."""

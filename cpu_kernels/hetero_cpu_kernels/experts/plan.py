@@ -25,7 +25,18 @@ def _record(*names: str) -> np.dtype[np.void]:
 
 
 LAYOUT = _record(
-    *("unit", "at", "order_at", "place_at", "block", "padded", "row_bytes", "rows_at", "read_at"),
+    *(
+        "unit",
+        "at",
+        "order_at",
+        "place_at",
+        "block",
+        "padded",
+        "row_bytes",
+        "panel_row_bytes",
+        "rows_at",
+        "read_at",
+    ),
 )
 """`activations.Layout` at an address. `rows_at`: int64 [pairs], which of its rows each pair reads; `read_at`:
 where in a row the kernels begin, in bytes."""
@@ -96,6 +107,6 @@ def address_of(array: npt.NDArray[np.generic]) -> int:
 def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[int, int]:
     """`results` and bytes of each worker's scratch, for experts of up to so many tokens."""
     results = max(2 * FEW_RUN * 4, 2 * MANY_RUN * (-(-most_tokens // TILE) * TILE))
-    panel = MANY_RUN * max(program.many.row_bytes for program in programs)
+    panel = MANY_RUN * max(program.many.panel_row_bytes for program in programs)
     total = ARGUMENT_BYTES + 4 * (FEW_RUN + results) + panel
     return results, -(-total // 4096) * 4096

@@ -68,7 +68,7 @@ def multiply_tiles(matrix, task):
         first = 16 * group
         rows = max(0, min(16 * count, task.rows - first))
         if rows < 16 * count:
-            carray(pointer(task.panel_at), 16 * count * matrix.many.row_bytes, np.uint8)[:] = 0
+            carray(pointer(task.panel_at), 16 * count * matrix.many.panel_row_bytes, np.uint8)[:] = 0
         arguments[0], arguments[1] = task.record, task.begin + first
         arguments[2], arguments[3] = task.begin + first + rows, task.panel_at
         call_kernel(matrix.panel, task.arguments_at)

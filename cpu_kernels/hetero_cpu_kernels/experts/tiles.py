@@ -20,7 +20,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from hetero_cpu_kernels.experts.activations import TILE, TILE_BYTES, TILE_COLUMNS
+from hetero_cpu_kernels.experts.activations import PANEL_TILE_BYTES, TILE, TILE_BYTES, TILE_COLUMNS
 from hetero_cpu_kernels.experts.emitter import I8, I64, LINE_BYTES, POINTER, Emitter
 
 _ROW_BYTES = TILE_BYTES // TILE
@@ -55,7 +55,7 @@ def _configuration(module: ir.Module, name: str) -> Any:
 
 class _Tiles:
     def __init__(self, emit: Emitter, steps: int, row_bytes: int) -> None:
-        self._emit, self._group_bytes = emit, steps * TILE_BYTES
+        self._emit, self._steps = emit, steps
         lines = 2 * TILE * row_bytes // LINE_BYTES // steps
         self._ahead_bytes = LINE_BYTES * min(lines, _MOST_LINES)
         self._weights, self._row_groups, self._x, self._token_groups, self._y = map(emit.argument, range(5))
@@ -84,18 +84,20 @@ class _Tiles:
 
     def _write_square(self, row_group: Any, num_rows: int, token_group: Any, num_tokens: int) -> None:
         emit = self._emit
-        rows = self._groups(self._weights, row_group, num_rows)
-        tokens = self._groups(self._x, token_group, num_tokens)
+        rows = self._groups(self._weights, row_group, num_rows, PANEL_TILE_BYTES)
+        tokens = self._groups(self._x, token_group, num_tokens, TILE_BYTES)
         squares = [(r, t) for r in range(num_rows) for t in range(num_tokens)]
         for r, t in squares:
             self._tile("tilezero", 2 * r + t)
-        with emit.loop(0, self._group_bytes, step=TILE_BYTES) as turn:
+        with emit.loop(0, self._steps) as turn:
             with emit.build.if_then(emit.build.icmp_signed("==", token_group, I64(0))):
                 self._prefetch(row_group, turn.index)
             for r, row in enumerate(rows):
-                self._tile("tileloadd64", 4 + r, emit.add(row, turn.index), _ROW_BYTES)
+                place = emit.add(row, emit.mul(turn.index, PANEL_TILE_BYTES))
+                self._tile("tileloadd64", 4 + r, place, _ROW_BYTES)
             for t, token in enumerate(tokens):
-                self._tile("tileloadd64", 6 + t, emit.add(token, turn.index), _ROW_BYTES)
+                place = emit.add(token, emit.mul(turn.index, TILE_BYTES))
+                self._tile("tileloadd64", 6 + t, place, _ROW_BYTES)
             for r, t in squares:
                 self._multiply(2 * r + t, 4 + r, 6 + t)
         for r, t in squares:
@@ -103,16 +105,16 @@ class _Tiles:
             place = emit.add(of_tokens, emit.mul(emit.add(row_group, r), TILE_BYTES))
             self._tile("tilestored64", 2 * r + t, place, _ROW_BYTES)
 
-    def _groups(self, first: Any, number: Any, count: int) -> list[Any]:
+    def _groups(self, first: Any, number: Any, count: int, tile_bytes: int) -> list[Any]:
         """Addresses of the tiles of `count` groups from `number` on."""
-        emit = self._emit
-        return [emit.add(first, emit.mul(emit.add(number, i), self._group_bytes)) for i in range(count)]
+        emit, size = self._emit, self._steps * tile_bytes
+        return [emit.add(first, emit.mul(emit.add(number, i), size)) for i in range(count)]
 
     def _prefetch(self, row_group: Any, done: Any) -> None:
         """Ask for some lines of what comes next, behind those that were asked for in the steps before."""
         emit = self._emit
-        steps_bytes = emit.add(emit.mul(emit.build.lshr(row_group, I64(1)), self._group_bytes), done)
-        place = emit.add(self._next, emit.mul(emit.build.lshr(steps_bytes, I64(10)), self._ahead_bytes))
+        steps = emit.add(emit.mul(emit.build.lshr(row_group, I64(1)), self._steps), done)
+        place = emit.add(self._next, emit.mul(steps, self._ahead_bytes))
         for line in range(0, self._ahead_bytes, LINE_BYTES):
             emit.prefetch(emit.add(place, line), level=2)
 
