@@ -9,9 +9,9 @@ found its share of misses for the CPU, then some stretches of text that are the 
 median of these. Where loading and computing cost about the same, splitting is worth most: that case has a row
 of its own, with what both cost. `--cpu-threads` makes the CPU as slow as the link where it is not.
 
-An engine takes 3 to 6 s on a GPU machine, of 4 layers, so eight cases some 110 s; after `--seconds` no
-further case is begun, and the rows are of what was measured. Cases that fail are said, and the exit status is
-their number.
+On a GPU machine, of 4 layers, a case takes some 8 s, and 40 s where it compiles; after `--seconds` no further
+case is begun. The rows are of what was measured, and are written after each case, so a run that is killed
+keeps them. Cases that fail are said, and the exit status is their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -80,6 +80,10 @@ class Speeds(NamedTuple):
     def evenness(self) -> float:
         """The slower one's speed over the faster one's."""
         return min(self.load, self.cpu) / max(self.load, self.cpu)
+
+    def noted(self, note: str) -> str:
+        """`note`, and what each of them did."""
+        return f"{note}; {self.told}" if self.told else note
 
     def __str__(self) -> str:
         return (
@@ -175,8 +179,10 @@ def _told(cache: CacheStats, in_place: InPlaceStats, trials: Trials | None) -> s
     return f"{told}, {verdict} (ms a step by share: {tried})"
 
 
-def measure(engines: Engines, options: argparse.Namespace) -> tuple[list[Speeds], int]:
-    """What was measured within the time, and how many cases failed."""
+def measure(
+    engines: Engines, options: argparse.Namespace, save: Callable[[Sequence[Speeds]], object]
+) -> tuple[list[Speeds], int]:
+    """What was measured within the time, and how many cases failed. `save` gets all so far after each."""
     end, found, num_failed = time.monotonic() + options.seconds, list[Speeds](), 0
     for name, residency in product(options.formats, options.residencies):
         if time.monotonic() > end:
@@ -191,6 +197,7 @@ def measure(engines: Engines, options: argparse.Namespace) -> tuple[list[Speeds]
         else:
             found.append(speeds)
             print(f"{speeds}; {time.monotonic() - began:.0f} s\n    {speeds.told}", flush=True)
+            save(found)
     return found, num_failed
 
 
@@ -204,7 +211,7 @@ def rows_of(found: Sequence[Speeds], note: str) -> list[Row]:
             unit="ratio",
             target=">=0.98",
             reference=f"the least of {len(found)} cases: {worst}",
-            note=note,
+            note=worst.noted(note),
         )
     ]
     if evenest.evenness >= EVEN:
@@ -215,7 +222,7 @@ def rows_of(found: Sequence[Speeds], note: str) -> list[Row]:
                 unit="ratio",
                 target=">=1.3",
                 reference=f"the case where both are nearest, {evenest.evenness:.2f} of each other: {evenest}",
-                note=note,
+                note=evenest.noted(note),
             )
         )
     return [*rows, *(_speed_row(case, note) for case in found)]
@@ -228,7 +235,7 @@ def _speed_row(case: Speeds, note: str) -> Row:
         value=case.hybrid,
         unit="tok/s",
         reference=f"load {case.load:.3g}, cpu {case.cpu:.3g} tok/s, same run",
-        note=f"{note}; {case.told}" if case.told else note,
+        note=case.noted(note),
     )
 
 
@@ -246,11 +253,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"routing replayed from recorded held-out text; {RoutingFacts.of(routing, sizes['experts'])}"
     plan = Plan(checkpoint, options.device, options.tokens, (), options.runs)
     engines = Engines(plan, mode=mode, cpu_threads=options.cpu_threads, routing=routing)
+    note = f"{options.runs} decodes of {options.tokens} tokens, LRU, {mode}, device {options.device}; {text}"
+
+    def save(found: Sequence[Speeds]) -> None:
+        ResultFile.of("hybrid_formats", rows_of(found, note)).save(options.results)
+
     try:
-        found, num_failed = measure(engines, options)
+        found, num_failed = measure(engines, options, save)
     finally:
         engines.close()
-    note = f"{options.runs} decodes of {options.tokens} tokens, LRU, {mode}, device {options.device}; {text}"
     if found:
         ResultFile.write("hybrid_formats", rows_of(found, note), folder=options.results)
     return num_failed

@@ -178,7 +178,8 @@ class MissesConfig:
     computed on the CPU where it lies, once no slab is empty. hybrid: a layer's misses are split so that link
     and CPU finish together, by costs measured at the start and while running. Output of cpu and hybrid equals
     transformers' up to rounding, and with hybrid the rounding depends on timing. With execution.mode: graph
-    that is for decode steps; the misses of a prompt are loaded."""
+    that is for decode steps, the misses of a prompt are loaded, and hybrid tries shares of the misses in
+    turn, over some hundred steps, and keeps the one with which whole steps are fastest."""
     cpu_share: Share | Auto = "auto"
     """Share of each layer's misses that hybrid computes on the CPU, those of least worth. auto: by measured
     costs. A number asks no clock: the same requests, one after another, give the same bits in every run."""
@@ -201,7 +202,8 @@ class ExecutionConfig:
 class CpuConfig:
     threads: Positive | Auto = "auto"
     """Cores for the CPU's part: loading and packing, and, with misses.handler cpu or hybrid, one for the
-    engine and the others for experts. auto: the physical cores this process may use."""
+    engine, with execution.mode: graph one that listens to the step, and the others for experts. auto: the
+    physical cores this process may use."""
     isa: Isa = "auto"
     """Instruction set of the native kernels. auto: the fastest that executes here, of those that keep
     float32 unless the model computes in bfloat16 (then activations are rounded: for many tokens to bfloat16,

@@ -6,6 +6,7 @@ ktransformers   kt-kernel's, on a copy of its own
 work            a part of a layer as work               misses          the part of a layer, start to sum
 calibration     what experts cost on this machine       build           all of it, from a configuration
 form            a record, described to the kernels
+answers         calls of a captured step, answered
 """
 
 from __future__ import annotations

@@ -183,7 +183,9 @@ class CapturedInPlace:
             num_hits = max(0, self._top_k - num_misses)
             demand = LayerDemand([1] * num_hits, [1] * num_misses, range(num_misses), num_empty=0)
             numbers.append(len(policy.choose(demand)))
-        self._division.number_of.copy_(torch.tensor(numbers, dtype=torch.int32))
+        is_cuda = self._tables.device.type == "cuda"
+        table = torch.tensor(numbers, dtype=torch.int32, pin_memory=is_cuda)
+        self._division.number_of.copy_(table, non_blocking=True)
 
     # ---- the thread
 

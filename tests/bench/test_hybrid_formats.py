@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def test_all_handlers_of_every_format_are_measured(tmp_path: Path) -> None:
     assert {f"cpu.hybrid_tok_s_{name}_50" for name in ("bf16", "int8", "int4", "fp8")} < set(rows)
     assert rows["cpu.hybrid_over_best"].value > 0
     assert "the least of 4 cases" in str(rows["cpu.hybrid_over_best"].reference)
+    assert re.search(
+        r"load: hits \d+ %; cpu: hits .* on the CPU in \d+ us each", rows["cpu.hybrid_tok_s_int4_50"].note
+    )
 
 
 def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +61,17 @@ def test_the_even_case_has_a_row_of_its_own() -> None:
     assert rows["cpu.hybrid_over_best_balanced"].value == 1.4
     assert "load 10, cpu 9, hybrid 14" in str(rows["cpu.hybrid_over_best_balanced"].reference)
     assert "cpu.hybrid_over_best_balanced" not in {row.id for row in rows_of([far], "a note")}
+
+
+def test_what_a_killed_run_had_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def speeds(engines: Engines, name: str, residency: float) -> Speeds:
+        if name == "int4":
+            raise KeyboardInterrupt
+        return Speeds(name, residency, 2.0, 1.0, 3.0, "what it did")
+
+    monkeypatch.setattr(Engines, "speeds", speeds)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--formats", "int8", "int4", "--residencies", "0.5", "--results", str(tmp_path)])
+    rows = {row.id: row for row in ResultFile.read(tmp_path / "hybrid_formats.json").rows}
+    assert rows["cpu.hybrid_over_best"].value == 1.5
+    assert rows["cpu.hybrid_tok_s_int8_50"].note.endswith("what it did")
