@@ -36,8 +36,8 @@ if not _has_cuda_driver():
 SEED = 20240
 MOST_PROCESSES = 4
 """More gain little: each compiles for itself, and some tests keep several threads busy."""
-PROCESS_BYTES = 5 << 29
-"""The most that one was seen to hold (2.0 GB), and children that tests start."""
+PROCESS_BYTES = 3 << 30
+"""Two were seen to hold 5.1 GB together at most, one of them 3.5; tests start children besides."""
 STACK_SLOTS = 40_000
 
 

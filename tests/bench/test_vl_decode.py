@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench.vl_steps import STEPS, Measured
 from hetero_gpu import CacheStats
 from hetero_runtime.routing import RoutingStats
 from hetero_runtime.stats import PhaseStats
+from hetero_scheduler.predict.lookahead_training import LookaheadOptions
 from tests.runtime.steps_on_cpu import steps_on_cpu
 
 SIZES = {
@@ -29,7 +31,8 @@ SIZES = {
     "vision-intermediate": 384,
     "patch": 8,
 }
-FEW = {"side": 1, "tokens": 2, "runs": 1, "lessons": 3, "minutes": 0.01, "accelerate-tokens": 1}
+FEW = {"side": 1, "tokens": 2, "runs": 1, "lessons": 3, "minutes": 5, "accelerate-tokens": 1}
+EPOCHS = 1
 MODES = ("offload", "hybrid")
 """What a CPU can run."""
 CELLS = {
@@ -50,6 +53,12 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def rows_in(folder: Path) -> dict[str, Any]:
     return {row.id: row for row in ResultFile.read(folder / "vl_decode.json").rows}
+
+
+@pytest.fixture(autouse=True)
+def _few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the predictor learns does not depend on how busy the machine is."""
+    monkeypatch.setattr(vl_decode, "LookaheadOptions", partial(LookaheadOptions, epochs=EPOCHS))
 
 
 def test_bench(words: list[str], tmp_path: Path) -> None:

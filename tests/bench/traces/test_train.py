@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from bench.models.fast_forward import install_fast_forward
 from bench.models.model import build_model
 from bench.models.streams import Stream
 from bench.traces.forward import hidden_states
+from bench.traces.look import Look, Watcher
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.terms import Companion, RouterTap
 from bench.traces.train import STATE, Run, Trainer, fit, summary
@@ -20,8 +24,26 @@ from tests.bench.traces.test_pack import stream
 from tests.bench.traces.test_terms import TINY
 
 CPU = torch.device("cpu")
+STEP_S = 0.01
+"""What a step takes by the clock of these tests."""
 RUN = Run(seconds=1.5, batch=4, length=16, looked_length=16, look_seconds=0.3)
 MATCHED = Wants(lru=(60.0, 80.0), foreseen=0.9, ahead=2)
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, a run has as many steps, and a look is over when the next step begins."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: STEP_S * next(ticks))
+    monkeypatch.setattr("bench.traces.train.time", clock)
+    look = Watcher.look
+
+    def look_at_once(watcher: Watcher) -> Future[Look]:
+        looking = look(watcher)
+        looking.result()
+        return looking
+
+    monkeypatch.setattr(Watcher, "look", look_at_once)
 
 
 @pytest.fixture(scope="module")

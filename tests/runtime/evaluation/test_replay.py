@@ -55,7 +55,7 @@ def test_a_bonus_saves_copies_and_psr_moves_them_ahead() -> None:
     found = points_of(made_up(), "exact", "cache_prior", "psr")
     for residency in (0.5, 0.25):
         exact, prior = found["exact, LRU", residency], found["cache-prior, LRU, 0.3", residency]
-        psr = found["psr n=1 w=4, 0.3", residency]
+        psr = found["psr n=1 w=2, 0.3", residency]
         assert found["cache-prior, LRU, 0", residency].demanded == exact.demanded
         assert prior.demanded < exact.demanded
         assert psr.demanded < prior.demanded
@@ -105,7 +105,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.strip().splitlines()[-1])
-    assert [point["name"] for point in report["points"][:2]] == ["exact, LRU", "psr n=1 w=4, 0.1"]
+    assert [point["name"] for point in report["points"][:2]] == ["exact, LRU", "psr n=1 w=2, 0.1"]
     assert report["points"][0]["divergence"] is None
     assert "KL" not in result.stderr
     assert "load entropy" in result.stderr
