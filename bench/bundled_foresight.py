@@ -122,7 +122,7 @@ def rows_of(name: str, residency: float, num_tokens: int) -> list[Row]:
             note=f"{speeds[1]:.0f} tok/s; medians, taken in turns",
         ),
         Row(
-            id=f"predict.engine_minus_sim_{name}",
+            id=f"foresight.bundled_minus_sim_{name}",
             value=engine_minus_simulator(seqmoe, residency, num_tokens),
             unit="points",
             target="<=1",

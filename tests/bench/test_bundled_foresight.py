@@ -18,10 +18,10 @@ def test_rows_of_every_residency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(rows) == {
         "foresight.bundled_hit_25",
         "foresight.bundled_over_lru_25",
-        "predict.engine_minus_sim_25",
+        "foresight.bundled_minus_sim_25",
     }
     reference = rows["foresight.bundled_hit_25"].reference
     assert reference is not None
     assert rows["foresight.bundled_hit_25"].value > float(reference.removeprefix("LRU "))
     assert rows["foresight.bundled_over_lru_25"].value > 0
-    assert rows["predict.engine_minus_sim_25"].value < 3
+    assert rows["foresight.bundled_minus_sim_25"].value < 3
