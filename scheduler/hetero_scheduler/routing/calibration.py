@@ -39,6 +39,10 @@ class TokenPrior:
         rows: npt.NDArray[np.int64] = self._row_of[np.minimum(tokens, len(self._row_of) - 1)]
         return rows
 
+    def row(self, token: int) -> int:
+        """The same of one token, by plain numbers: nothing waits for an array to be made."""
+        return int(self._row_of[min(token, len(self._row_of) - 1)])
+
     @cached_property
     def _row_of(self) -> npt.NDArray[np.int64]:
         """By token; the last entry is of all that are higher."""

@@ -55,9 +55,9 @@ class LogicalCache:
         `guess` float32 `[E]`: the scores of `layer`'s router on the layer before's MoE input. `token`: the
         input token.
         """
-        row = self.prior.rows(np.array([token]))[0]
-        steer(self._rules, self.state, layer, guess, self.tables.prior[row, layer])
-        return np.flatnonzero(self.state.is_inserted[layer])
+        steer(self._rules, self.state, layer, guess, self.tables.prior[self.prior.row(token), layer])
+        inserted: npt.NDArray[np.int64] = self.state.is_inserted[layer].nonzero()[0]
+        return inserted
 
     def select(
         self,
@@ -83,8 +83,7 @@ class LogicalCache:
             guesses if guesses is not None and self.policy.looks_ahead else _NO_GUESSES,
             self.prior.rows(tokens),
         )
-        counts = [np.empty((num_tokens, num_layers), np.int32) for _ in range(3)]
-        decided = Decided(np.empty_like(own), *counts)
+        decided = Decided(np.empty_like(own), *np.empty((3, num_tokens, num_layers), np.int32))
         scan(self._rules, self.tables, self.state, first_layer, heard, decided)
         return decided
 

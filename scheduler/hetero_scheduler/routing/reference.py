@@ -49,7 +49,7 @@ class LayerReference:
         if self.rules.is_lru:
             return self.last_use.copy()
         prior = self.calibration.prior
-        row = prior.rows(np.array([token]))[0]
+        row = prior.row(token)
         p: Floats = self.fast + self.slow + prior.share[row, self.layer].astype(np.float32) / np.float32(256)
         return p
 

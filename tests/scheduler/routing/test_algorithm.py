@@ -132,5 +132,6 @@ def test_unknown_tokens_have_no_prior() -> None:
     share = np.array([[[1, 2]], [[3, 4]], [[0, 0]]], np.uint8)
     prior = TokenPrior(np.array([5, 9]), share)
     assert prior.rows(np.array([4, 5, 6, 9, 10])).tolist() == [2, 0, 2, 1, 2]
+    assert [prior.row(token) for token in (4, 5, 6, 9, 10)] == [2, 0, 2, 1, 2]
     with pytest.raises(ValueError, match="a row for each"):
         TokenPrior(np.array([5]), share)
