@@ -37,7 +37,7 @@ from bench.decode_case import (
     replay_experts,
 )
 from bench.harness import RESULTS, ResultFile, Row, attempt
-from bench.hybrid_misses import HANDLERS
+from bench.hybrid_misses import HANDLERS, mode_of
 from bench.models.random_checkpoint import ensure_checkpoint
 from bench.models.random_geometry import RandomGeometry
 from bench.routing import Experts, RecordedRouting, RoutingFacts
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkpoint = options.checkpoint
     if options.layers is not None:
         ensure_checkpoint(checkpoint, RandomGeometry(layers=options.layers))
-    mode = options.mode or ("graph" if options.device == "cuda" else "eager")
+    mode = mode_of(options)
     routing, text = None, "greedy text of the model's own routers"
     if options.routing is not None:
         sizes = model_sizes(checkpoint)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import NamedTuple
 
 from bench.decode_case import Case, Plan, measure_case, model_sizes
 from bench.harness import RESULTS, ResultFile, Row
+from bench.load_rss import status_bytes
 from bench.machine import ROOT
 from bench.routing import Experts, RecordedRouting, RoutingFacts
 from hetero_runtime.bundled import model_path
@@ -46,10 +46,9 @@ class Engine(NamedTuple):
 def measure_here(options: argparse.Namespace) -> Engine:
     """Load and measure the one engine that `options` name, in this process."""
     plan = Plan(options.checkpoint, options.device, options.tokens, (), options.runs)
-    case = Case("lru", options.residency, _mode(options), options.handler)
+    case = Case("lru", options.residency, mode_of(options), options.handler)
     measured = measure_case(plan, case, _routing(options))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Engine(options.handler, options.residency, measured.all_tok_s, peak)
+    return Engine(options.handler, options.residency, measured.all_tok_s, status_bytes("VmHWM"))
 
 
 def measure_apart(options: argparse.Namespace, handler: str, residency: float) -> Engine:
@@ -136,12 +135,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _common_words(options: argparse.Namespace) -> list[str]:
-    words = ["--device", options.device, "--checkpoint", str(options.checkpoint), "--mode", _mode(options)]
+    words = ["--device", options.device, "--checkpoint", str(options.checkpoint), "--mode", mode_of(options)]
     words += ["--tokens", str(options.tokens), "--runs", str(options.runs)]
     return words if options.routing is None else [*words, "--routing", str(options.routing)]
 
 
-def _mode(options: argparse.Namespace) -> str:
+def mode_of(options: argparse.Namespace) -> str:
+    """Of execution, as asked for or as the device suggests."""
     return options.mode or ("graph" if options.device == "cuda" else "eager")
 
 
@@ -153,7 +153,7 @@ def _routing(options: argparse.Namespace) -> Experts | None:
 
 def _note(options: argparse.Namespace) -> str:
     note = (
-        f"{options.rounds} x {options.runs} decodes of {options.tokens} tokens, LRU, {_mode(options)}, "
+        f"{options.rounds} x {options.runs} decodes of {options.tokens} tokens, LRU, {mode_of(options)}, "
         f"device {options.device}"
     )
     routing = _routing(options)

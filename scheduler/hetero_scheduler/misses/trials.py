@@ -33,7 +33,7 @@ REST_STEPS, MOST_REST = 1024, 16384
 
 
 class _Times:
-    """Seconds and steps of one share, and when a race began."""
+    """Seconds and steps of one share, or of one block."""
 
     def __init__(self) -> None:
         self.steps, self.seconds = 0, 0.0
