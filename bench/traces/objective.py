@@ -14,13 +14,14 @@ from bench.models.model import ROUTER_Z
 from bench.traces.forward import hidden_states
 from bench.traces.look import Look
 from bench.traces.steering import Steering
-from bench.traces.terms import Companion, RouterTap, balance_loss, foresight_loss, kept_share
+from bench.traces.terms import Companion, RouterTap, balance_loss, foresight_loss, kept_shares
 
 BALANCE = Steering(wanted=0.965, coefficient=0.02, gain=15.0, least=5e-3, most=1.0, slack=0.004)
-CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.5)
-NOVELTY = Steering(wanted=0.0, coefficient=1e-3, gain=0.08, most=1.0, slack=0.5)
-"""Both: the points by which LRU hits are off, the mean over residencies; with the other sign for novelty."""
-FORESIGHT = Steering(wanted=0.9, coefficient=0.02, gain=4.0, most=5.0, slack=0.005)
+CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.3)
+"""Measured by the points by which LRU hits are off in the smaller cache."""
+NOVELTY = Steering(wanted=0.0, coefficient=0.01, gain=0.08, most=1.0, slack=0.3)
+"""Measured by the points by which they are below what is wanted in the larger one."""
+FORESIGHT = Steering(wanted=0.9, coefficient=0.1, gain=4.0, most=8.0, slack=0.005)
 COMPANION_RATE = 0.02
 """Weight of the companion's own learning: it learns alike however hard it pulls at the routers."""
 _TINY = 1e-6
@@ -31,8 +32,8 @@ class Wants:
     """What routing shall be like. None: that term is left out of the loss."""
 
     entropy: float = BALANCE.wanted
-    lru: tuple[float, ...] | None = None
-    """Hits in percent at the residencies of `look.LOOKED_AT`."""
+    lru: tuple[float, float] | None = None
+    """Hits in percent at the residencies of `look.LOOKED_AT`, the smaller first."""
     foreseen: float | None = None
     """Share of experts among the companion's k + 3 best."""
     ahead: int = 1
@@ -58,9 +59,8 @@ class Coefficients:
         """Steer every coefficient by what `look` found."""
         measured = {"balance": look.entropy}
         if self.wants.lru is not None:
-            off = [hit - wanted for hit, wanted in zip(look.lru, self.wants.lru, strict=True)]
-            measured["consistency"] = sum(off) / len(off)
-            measured["novelty"] = -measured["consistency"]
+            small, large = (hit - wanted for hit, wanted in zip(look.lru, self.wants.lru, strict=True))
+            measured |= {"consistency": small, "novelty": -large}
         if look.foreseen is not None:
             measured["foresight"] = look.foreseen
         for name, steering in self.steerings.items():
@@ -104,11 +104,12 @@ class Objective:
         loss = cross_entropy + ROUTER_Z * routing.logits.logsumexp(-1).square().mean()
         loss = loss + self._values["balance"] * balance_loss(probabilities, routing.chosen)
         if "consistency" in self._values:
-            kept = kept_share(probabilities, routing.chosen)
-            loss = loss - self._values["consistency"] * (kept + _TINY).log().mean()
-            loss = loss + self._values["novelty"] * kept.mean()
+            kept = kept_shares(probabilities, routing.chosen)
+            loss = loss - self._values["consistency"] * (kept.recent + _TINY).log().mean()
+            loss = loss + self._values["novelty"] * kept.earlier.mean()
         if self._companion is not None:
-            expected = self._companion.expect(routing)
-            loss = loss + self._values["foresight"] * foresight_loss(expected.detach(), routing.logits)
+            expected, drawn = self._companion.expect(routing), self._companion.drawn
+            pull = foresight_loss(expected.detach()[:, :, drawn], routing.logits[drawn])
+            loss = loss + self._values["foresight"] * pull
             loss = loss + COMPANION_RATE * foresight_loss(expected, routing.logits.detach())
         return loss, cross_entropy.detach()

@@ -66,7 +66,7 @@ def test_natural_routing_has_its_balance_alone() -> None:
 def test_each_coefficient_follows_its_own_measure() -> None:
     coefficients = Coefficients(Wants(entropy=0.97, lru=(74.0, 88.0), foreseen=0.9), CPU)
     before = coefficients.state()
-    coefficients.follow(look(lru=(84.0, 88.0), foreseen=0.5))
+    coefficients.follow(look(lru=(84.0, 93.0), foreseen=0.5))
     after = coefficients.state()
     assert after["balance"] == before["balance"]
     assert after["consistency"] < before["consistency"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bench.models.model import Geometry, build_model, router_balance
 from bench.traces.terms import (
+    EARLIER,
     RECENT,
     Companion,
     RouterTap,
     Routing,
     balance_loss,
     foresight_loss,
-    kept_share,
+    kept_shares,
 )
 
 TINY = Geometry(
@@ -45,25 +48,30 @@ def test_routing_that_repeats_is_kept() -> None:
     steady = 9 * torch.eye(8)[[0, 0, 0, 0, 0, 0]].expand(1, 1, 6, 8)
     moving = 9 * torch.eye(8)[[0, 1, 2, 3, 4, 5]].expand(1, 1, 6, 8)
     steady_share, moving_share = (
-        kept_share(said.logits.softmax(-1), said.chosen) for said in (routing(steady, 1), routing(moving, 1))
+        kept_shares(said.logits.softmax(-1), said.chosen).recent
+        for said in (routing(steady, 1), routing(moving, 1))
     )
     assert steady_share.shape == (1, 1, 5)
     assert steady_share.min() > 0.99
     assert moving_share.max() < 0.01
 
 
-@pytest.mark.parametrize(("back", "is_recent"), [(1, True), (RECENT, True), (RECENT + 1, False)])
-def test_recent_are_the_last_few_tokens(back: int, is_recent: bool) -> None:
+@pytest.mark.parametrize("back", [1, RECENT, RECENT + 1, EARLIER, EARLIER + 1])
+def test_an_expert_is_recent_then_earlier_then_forgotten(back: int) -> None:
     """Expert 0 is chosen by token 0 and by token `back`, all others choose experts of their own."""
+    experts = EARLIER + 2
     order = [*range(back), 0]
-    said = routing(9 * torch.eye(8)[order].expand(1, 1, back + 1, 8), 1)
-    share = kept_share(said.logits.softmax(-1), said.chosen)
-    assert bool(share[0, 0, -1] > 0.9) is is_recent
+    said = routing(19 * torch.eye(experts)[order].expand(1, 1, back + 1, experts), 1)
+    recent, earlier = (float(share[0, 0, -1]) for share in kept_shares(said.logits.softmax(-1), said.chosen))
+    assert (recent > 0.9) is (back <= RECENT)
+    assert (earlier > 0.9) is (RECENT < back <= EARLIER)
 
 
 def test_even_probabilities_keep_the_share_of_the_chosen() -> None:
     said = routing(torch.zeros(2, 3, 5, 8), 2)
-    assert torch.allclose(kept_share(said.logits.softmax(-1), said.chosen), torch.tensor(2 / 8))
+    recent, earlier = kept_shares(said.logits.softmax(-1), said.chosen)
+    assert torch.allclose(recent, torch.tensor(2 / 8))
+    assert torch.equal(earlier, torch.zeros(2, 3, 4))
 
 
 def test_what_was_expected_is_foreseen() -> None:
@@ -92,10 +100,16 @@ def test_recall_is_of_the_steps_that_were_expected() -> None:
     companion = Companion(TINY, ahead=2, width=32)
     said = routing(torch.randn(2, 3, 9, 8), 2)
     with torch.no_grad():
-        companion.head.weight.zero_()
-        companion.head.bias.zero_().view(2, 8)[:, :5] += 1  # k + 3 of 8: the same five are always expected
+        for model in companion.models:
+            model.head.weight.zero_()
+            model.head.bias.zero_().view(1, 8)[:, :5] += 1  # k + 3 of 8: the same five are always expected
     expected = (said.chosen[:, :, 2:] < 5).float().mean()
     assert companion.recall(said) == pytest.approx(float(expected))
+
+
+def test_foresight_leaves_the_first_layers_of_a_group_alone() -> None:
+    assert Companion(replace(TINY, layers=10), width=32).drawn.tolist() == [2, 3, 4, 7, 8, 9]
+    assert Companion(TINY, width=32).drawn.tolist() == [0, 1]
 
 
 def test_foresight_compares_with_the_last_steps() -> None:

@@ -91,9 +91,9 @@ def test_foresight_teaches_the_companion_and_pulls_the_routers_apart() -> None:
         model.zero_grad()
         companion.zero_grad()
         objective(windows)[0].backward()
-        gate = model.model.layers[1].mlp.gate.weight.grad
-        assert gate is not None and companion.head.weight.grad is not None
-        gradients.append((gate.clone(), companion.head.weight.grad.clone()))
+        gate, head = model.model.layers[1].mlp.gate.weight.grad, companion.models[0].head.weight.grad
+        assert gate is not None and head is not None
+        gradients.append((gate.clone(), head.clone()))
     torch.testing.assert_close(gradients[0][1], gradients[1][1])
     assert not torch.allclose(gradients[0][0], gradients[1][0])
 
