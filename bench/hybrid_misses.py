@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from bench.decode_case import Case, Plan, measure_case, model_sizes
 from bench.harness import RESULTS, ResultFile, Row
-from bench.load_rss import status_bytes
 from bench.machine import ROOT
 from bench.routing import Experts, RecordedRouting, RoutingFacts
 from hetero_runtime.bundled import model_path
+from hetero_runtime.own_memory import peak_rss_bytes
 
 DEVICE = "cpu"
 
@@ -48,7 +48,7 @@ def measure_here(options: argparse.Namespace) -> Engine:
     plan = Plan(options.checkpoint, options.device, options.tokens, (), options.runs)
     case = Case("lru", options.residency, mode_of(options), options.handler)
     measured = measure_case(plan, case, _routing(options))
-    return Engine(options.handler, options.residency, measured.all_tok_s, status_bytes("VmHWM"))
+    return Engine(options.handler, options.residency, measured.all_tok_s, peak_rss_bytes())
 
 
 def measure_apart(options: argparse.Namespace, handler: str, residency: float) -> Engine:

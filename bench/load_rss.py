@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +47,7 @@ def main() -> None:
 
     from bench.load_checkpoint import experts_of
     from hetero_runtime.experts.store import load_store
+    from hetero_runtime.own_memory import status_bytes
 
     experts = experts_of(arguments.folder)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts again from here
@@ -56,14 +56,6 @@ def main() -> None:
     memory = LoadMemory(store.bank_bytes, before, status_bytes("VmHWM"))
     store.close()
     print(json.dumps(memory._asdict()))
-
-
-def status_bytes(field: str) -> int:
-    """`VmRSS`, `VmHWM` or the like of this process, in bytes."""
-    status = Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8")
-    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found is not None, f"this kernel does not report {field}"
-    return int(found[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import psutil
 import torch
 
-from bench.load_rss import status_bytes
+from hetero_runtime.own_memory import status_bytes
 
 LOOK_S = 0.02
 _WARM = 512

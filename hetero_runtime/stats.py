@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from hetero_gpu import CacheStats, SlabCache
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.orchestrator.ahead import PredictionStats
+from hetero_runtime.own_memory import peak_rss_bytes
 from hetero_runtime.profiling import mark_stall, span
 from hetero_runtime.routing import CountsRouting, RoutingStats
 from hetero_runtime.tiers.reading import ReadStats
@@ -78,6 +78,7 @@ class EngineStats:
     bank_bytes: int
     slab_bytes: int
     peak_rss_bytes: int
+    """Of this process alone; see `own_memory` for what a system without /proc can say."""
     peak_device_bytes: int
     disk: ReadStats
     drafts: DraftStats = DraftStats()
@@ -199,7 +200,7 @@ class StatsRecorder:
                 bank_bytes=bank_bytes,
                 slab_bytes=slab_bytes,
                 disk=disk,
-                peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                peak_rss_bytes=peak_rss_bytes(),
                 peak_device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
                 drafts=self._drafts,
                 compression=compression,
