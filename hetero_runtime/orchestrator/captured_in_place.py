@@ -6,8 +6,10 @@
 
 How many of a layer's misses go to the CPU is a table of the host; which ones, the device decides. A policy
 that splits by cost is not asked for the table: shares are tried in turn, and the time of whole steps decides
-(`hetero_scheduler.misses.trials`). Where no share helps, the log says so once, and a step that is captured
-anew asks nobody any more.
+(`hetero_scheduler.misses.trials`). Whatever the share, a layer loads one of its misses every few tokens: if
+the CPU computed them all, the slabs would keep what lay there at the beginning, of which a text needs less
+and less, and a share would look better in its trial than it is later. Where no share helps, the log says so
+once, and a step that is captured anew asks nobody any more.
 
 The device waits within bounds: a thread that died or hangs makes an error of the pass, and no hung device.
 What a backend raised is raised after the pass. A thread that died is told of once, with the first thing that
@@ -26,7 +28,7 @@ import torch
 
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.control.fault import TableError
-from hetero_gpu.in_place import Division, Mailbox, add_answer, call, divide
+from hetero_gpu.in_place import TURNS, Division, Mailbox, add_answer, call, divide
 from hetero_gpu.in_place.divide import MOST_LOOKS
 from hetero_gpu.tables import DeviceTables
 from hetero_runtime.errors import DeviceError
@@ -70,7 +72,7 @@ class CapturedInPlace:
         """Of shares of a layer's misses; None where `policy` says how many."""
         self._share = 0.0
         if self.trials is None:
-            self._write_table(policy)
+            self._write_table(policy, turns_to_load=0)
         self._thread = self._start()
 
     # ---- captured, for each layer
@@ -119,7 +121,7 @@ class CapturedInPlace:
             self.finish()
         if self.trials is not None and self.trials.share != self._share:
             self._share = self.trials.share
-            self._write_table(FixedShare(self._share))
+            self._write_table(FixedShare(self._share), turns_to_load=1)
 
     def observe_steps(self, num_steps: int, seconds: float) -> None:
         """So many steps took the device so long; in the order of the steps."""
@@ -176,13 +178,16 @@ class CapturedInPlace:
     def _is_lost(self) -> bool:
         return self.trials is not None and self.trials.is_lost
 
-    def _write_table(self, policy: MissPolicy) -> None:
-        """How many of so many misses are computed in place; as many experts as a row has are needed."""
+    def _write_table(self, policy: MissPolicy, *, turns_to_load: int) -> None:
+        """How many of so many misses are computed in place; as many experts as a row has are needed. In so
+        many of the turns one is loaded in any case."""
         numbers = []
         for num_misses in range(self._tables.max_pairs + 1):
             num_hits = max(0, self._top_k - num_misses)
             demand = LayerDemand([1] * num_hits, [1] * num_misses, range(num_misses), num_empty=0)
-            numbers.append(len(policy.choose(demand)))
+            number = len(policy.choose(demand))
+            fewer = min(number, max(0, num_misses - 1))
+            numbers.append([fewer] * turns_to_load + [number] * (TURNS - turns_to_load))
         is_cuda = self._tables.device.type == "cuda"
         table = torch.tensor(numbers, dtype=torch.int32, pin_memory=is_cuda)
         self._division.number_of.copy_(table, non_blocking=True)

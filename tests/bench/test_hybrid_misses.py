@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from pathlib import Path
 
 import pytest
 
+from bench import hybrid_misses
+from bench.harness import ResultFile
 from bench.hybrid_misses import Engine, main, rows_of
 
 
@@ -16,6 +20,8 @@ def test_one_engine_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) 
     assert len(engine.all_tok_s) == 2
     assert min(engine.all_tok_s) > 0
     assert engine.peak_rss_bytes > 50e6
+    assert engine.load_s > 0
+    assert engine.start_s is None
 
 
 def test_rows_compare_hybrid_with_the_better_of_both() -> None:
@@ -42,3 +48,38 @@ def test_rows_compare_hybrid_with_the_better_of_both() -> None:
     assert rows["cpu.hybrid_tok_s_25"].reference == "load 11, cpu 20 tok/s, same run"
     assert rows["cpu.rss_extra_mb"].value == 100
     assert rows["cpu.rss_extra_mb"].is_met
+
+
+def test_memory_alone_takes_two_processes_and_gives_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measured(options: argparse.Namespace, handler: str, residency: float) -> Engine:
+        asked.append((handler, residency))
+        return Engine(handler, residency, [1.0], 300_000_000 if handler == "load" else 420_000_000)
+
+    monkeypatch.setattr(hybrid_misses, "measure_apart", measured)
+    words = ["--handlers", "load", "hybrid", "--residencies", "0.25", "--rounds", "1"]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    assert asked == [("load", 0.25), ("hybrid", 0.25)]
+    (row,) = ResultFile.read(tmp_path / "hybrid_misses.json").rows
+    assert (row.id, row.value) == ("cpu.rss_extra_mb", 120)
+
+
+def test_rows_are_written_as_they_come_and_a_process_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(options: argparse.Namespace, handler: str, residency: float) -> Engine:
+        if residency == 0.45 and handler == "cpu":
+            raise RuntimeError("no CPU today")
+        if residency == 0.45 and handler == "hybrid":
+            raise KeyboardInterrupt
+        return Engine(handler, residency, [2.0], 300_000_000)
+
+    monkeypatch.setattr(hybrid_misses, "measure_apart", measured)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--rounds", "1", "--results", str(tmp_path)])
+    ids = {row.id for row in ResultFile.read(tmp_path / "hybrid_misses.json").rows}
+    assert ids == {"cpu.hybrid_over_best", "cpu.hybrid_tok_s_25", "cpu.rss_extra_mb"}
+    assert main(["--rounds", "1", "--residencies", "0.45", "--handlers", "cpu", "load"]) == 1

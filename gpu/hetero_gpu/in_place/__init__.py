@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hetero_gpu.in_place.call import add_answer, call
-from hetero_gpu.in_place.divide import Division, divide
+from hetero_gpu.in_place.divide import TURNS, Division, divide
 from hetero_gpu.in_place.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from hetero_gpu.in_place.listen import answer, await_call
 
-__all__ = ["Division", "Mailbox", "add_answer", "answer", "await_call", "call", "divide"]
+__all__ = ["TURNS", "Division", "Mailbox", "add_answer", "answer", "await_call", "call", "divide"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,13 +1,15 @@
 """Which misses of a layer the CPU computes: decided on the device, in front of `ensure`.
 
     misses = the experts in top_k_index without a slot, each once
-    number = number_of[misses], but one for each EMPTY slot is loaded in any case
+    number = number_of[misses, turn], but one for each EMPTY slot is loaded in any case
     of the least worth, by score after this use, then by the router's weight, then by number:
         its pairs → in_place, its use observed as `ensure` observes all others'
     all other pairs → kept
 
 How many of so many misses is a table that the host writes (`hetero_scheduler.misses`), so the step asks no
-clock. Decision for decision what the eager orchestrator does with the same table.
+clock. Its columns take turns, one a pass, and neighbouring layers are at different ones: so a layer can load
+more now and then, and a step as much as any other. Where the columns are alike, decision for decision what
+the eager orchestrator does.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -26,6 +28,10 @@ from hetero_scheduler import SlotState
 MOST_LOOKS = 1_000_000
 """At an answer: some two seconds; then the CPU counts as stuck."""
 
+TURNS = 4
+"""Passes of a layer after which the table's columns begin anew."""
+
+_TURNS = tl.constexpr(TURNS)
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _COUNTERS = tl.constexpr(NUM_COUNTERS)
 _REQUIRED, _MISSES = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUNTERS.index("misses"))
@@ -37,8 +43,8 @@ class Division:
     def __init__(self, tables: DeviceTables) -> None:
         """Nothing is computed in place until `number_of` says so."""
         pairs, device = tables.max_pairs, tables.device
-        self.number_of = torch.zeros(pairs + 1, dtype=torch.int32, device=device)
-        """How many are computed in place when so many experts of a layer miss."""
+        self.number_of = torch.zeros(pairs + 1, TURNS, dtype=torch.int32, device=device)
+        """How many are computed in place when so many experts of a layer miss, by the layer's turn."""
         self.kept = torch.full((pairs,), -1, dtype=torch.int32, device=device)
         self.in_place = torch.full((pairs,), -1, dtype=torch.int32, device=device)
         """Experts of the pairs of the running layer: each in one of both, -1 in the other."""
@@ -135,7 +141,9 @@ def _divide_kernel(
     by_router = tl.sum(tl.where(is_wanted, weight[None, :], 0.0), axis=1)
     num_misses = tl.sum(is_miss.to(tl.int32), axis=0)
     num_empty = tl.sum((in_pool & (state == _EMPTY)).to(tl.int32), axis=0)
-    number = tl.minimum(tl.load(number_of + num_misses), tl.maximum(num_misses - num_empty, 0))
+    turn = ((passes + layer) % _TURNS).to(tl.int32)
+    number = tl.load(number_of + num_misses * _TURNS + turn)
+    number = tl.minimum(number, tl.maximum(num_misses - num_empty, 0))
     is_left = is_miss
     num_left = number
     while num_left > 0:

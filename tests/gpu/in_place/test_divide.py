@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu.in_place import Division, divide
+from hetero_gpu.in_place import TURNS, Division, divide
 from hetero_gpu.tables import DeviceTables, ensure
 from hetero_scheduler import EvictionPolicy, SlotState, make_eviction
 from tests.gpu.tables.host_twin import HostTwin
@@ -51,7 +51,7 @@ def test_every_pair_goes_where_the_host_would_send_it(
     shadow = make_eviction(policy, num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS)
     tables = DeviceTables.from_machine(twin.machine, twin.eviction, max_pairs=num_pairs, device=CPU)
     division = Division(tables)
-    division.number_of.copy_(torch.tensor(numbers, dtype=torch.int32))
+    division.number_of.copy_(torch.tensor(numbers, dtype=torch.int32)[:, None])
     num_calls, in_place_in_all = 0, 0
     for step in range(12 * NUM_LAYERS):
         layer = step % NUM_LAYERS
@@ -85,12 +85,31 @@ def test_while_slots_are_empty_misses_are_loaded() -> None:
     twin = HostTwin.of(4, 1, NUM_EXPERTS, policy="lru")
     tables = DeviceTables.from_machine(twin.machine, twin.eviction, max_pairs=3, device=CPU)
     division = Division(tables)
-    division.number_of.copy_(torch.arange(4, dtype=torch.int32))
+    division.number_of.copy_(torch.arange(4, dtype=torch.int32)[:, None])
     weights = torch.tensor([[0.5, 0.2, 0.3]])
     for experts, in_place in (([0, 1, 2], [-1, -1, -1]), ([3, 4, 5], [-1, 4, 5])):
         kept = divide(tables, 0, torch.tensor([experts]), weights, division=division)
         assert division.in_place.tolist() == in_place
         ensure(tables, 0, kept)
+
+
+def test_columns_take_turns_and_each_step_has_as_many_layers_at_one_as_at_another() -> None:
+    twin = HostTwin.of(2, TURNS, NUM_EXPERTS, policy="lru", layer_slots=None)
+    tables = DeviceTables.from_machine(twin.machine, twin.eviction, max_pairs=2, device=CPU)
+    division, weights = Division(tables), torch.ones(1, 2)
+    ensure(tables, 0, torch.tensor([[7, 8]]))  # no slot is empty: layer 0 is one pass ahead
+    division.number_of[2, 0] = 2
+    goes = []
+    for step in range(2 * TURNS):
+        for layer in range(TURNS):
+            index = torch.tensor([[step % 7, (step + 1) % 7]])
+            kept = divide(tables, layer, index, weights, division=division)
+            goes.append((step, layer, bool((kept < 0).all())))
+            ensure(tables, layer, kept)
+    of_layer = [[step for step, layer, gone in goes if gone and layer == each] for each in range(TURNS)]
+    assert [len(steps) for steps in of_layer] == [2] * TURNS
+    assert all(second - first == TURNS for first, second in of_layer)
+    assert sorted(first for first, _ in of_layer[1:]) == [0, 1, 2]
 
 
 def test_nothing_is_in_place_until_the_host_says_so_and_sizes_are_checked() -> None:

@@ -12,6 +12,7 @@ import torch
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.experts.prefill import GroupedExperts
+from hetero_gpu.in_place import TURNS
 from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
@@ -328,15 +329,17 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
     start: Callable[..., InPlaceRun], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start("Mixtral", "by cost")
-    trials, tables = run.in_place.trials, dict[float, list[int]]()
+    trials, tables = run.in_place.trials, dict[float, list[list[int]]]()
     assert trials is not None
     assert run.orchestrator.trials is trials
     while not trials.is_lost:
         assert not run.orchestrator.is_outdated
         run.in_place.begin_pass()
-        tables[trials.share] = run.in_place._division.number_of.tolist()
+        tables[trials.share] = run.in_place._division.number_of.T.tolist()
         run.orchestrator.observe_steps(4, 4 * (1 + trials.share))
-    assert tables == {
+    one_is_loaded = {share: columns.pop(0) for share, columns in tables.items()}
+    assert one_is_loaded == {share: [0, 0, int(share > 0.2)] for share in one_is_loaded}
+    by_share = {
         0.0: [0, 0, 0],
         0.2: [0, 0, 0],
         0.35: [0, 0, 1],
@@ -344,6 +347,7 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
         0.7: [0, 1, 1],
         1.0: [0, 1, 2],
     }
+    assert tables == {share: [numbers] * (TURNS - 1) for share, numbers in by_share.items()}
     run.orchestrator.observe_steps(4, 1.0)
     said = [record.message for record in caplog.records if "all loaded from now on" in record.message]
     assert len(said) == 1
