@@ -22,11 +22,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bench.routing_replay import RecordedChoice
-from hetero_gpu.router import route
 from hetero_runtime.hf.early_routers import EarlyRouters
 from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, StockRouter
 from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_runtime.hf.small_choice import SmallChooser, small_choosers
+from hetero_runtime.hf.small_ops import RouterForward
 from hetero_scheduler.trace import Trace
 
 LOUD = 1e4
@@ -90,8 +90,9 @@ def recite(model: Any, recital: Recital) -> None:
     """From now on the routers of `model` say what `recital` says. Who chose in their place does so no more,
     and has to be put before them again."""
     for number, layer in enumerate(routed_layers(model)):
-        is_one_launch = getattr(vars(layer.router).pop("forward", None), "is_small_op", False)
-        layer.router.forward = _Reciting(layer.router, recital, number, is_one_launch=is_one_launch)
+        forward = vars(layer.router).pop("forward", None)
+        one_launch = forward if isinstance(forward, RouterForward) else None
+        layer.router.forward = _Reciting(layer.router.forward, recital, number, one_launch=one_launch)
 
 
 def recited_choosers(model: Any, recital: Recital) -> list[SteerableRouter]:
@@ -103,9 +104,9 @@ def recited_choosers(model: Any, recital: Recital) -> list[SteerableRouter]:
     choosers = small_choosers(model)
     recite(model, recital)
     return [
-        _RecitingChooser(chooser, recital, number)
-        if isinstance(chooser, SmallChooser)
-        else StockRouter(model, layers[number])
+        StockRouter(model, layers[number])
+        if isinstance(chooser, StockRouter)
+        else _RecitingChooser(chooser, recital, number)
         for number, chooser in enumerate(choosers)
     ]
 
@@ -132,20 +133,24 @@ def early_routers_recite(recital: Recital) -> Iterator[None]:
 
 
 class _Reciting:
-    """The forward of one router. `is_one_launch`: it was replaced by a kernel of few operations, and then
-    this is one too."""
+    """The forward of one router, in place of transformers' `forward`. `one_launch`: what had replaced that,
+    and then this is one launch too."""
 
-    def __init__(self, router: Any, recital: Recital, layer: int, *, is_one_launch: bool) -> None:
-        self._router, self._forward = router, router.forward
-        self._recital, self._layer, self._is_one_launch = recital, layer, is_one_launch
+    def __init__(
+        self,
+        forward: Callable[[torch.Tensor], Any],
+        recital: Recital,
+        layer: int,
+        *,
+        one_launch: RouterForward | None,
+    ) -> None:
+        self._forward, self._one_launch = forward, one_launch
+        self._recital, self._layer = recital, layer
 
     def __call__(self, hidden: torch.Tensor) -> Any:
         said = self._recital.say(self._layer, hidden.shape[:-1].numel())
-        router = self._router
-        if self._is_one_launch:
-            logits, rule = said.float(), router.norm_topk_prob
-            chosen = route(logits, top_k=router.top_k, is_renormalised=rule, dtype=hidden.dtype)
-            return logits, *chosen
+        if self._one_launch is not None:
+            return self._one_launch.choose(said.float())
         with _InPlaceOfProduct(said):
             return self._forward(hidden)
 
@@ -159,11 +164,9 @@ class _RecitingChooser:
 
     def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
         """As for SteerableRouter."""
-        router = self._chooser.router
         said = self._recital.say(self._layer, hidden.shape[:-1].numel())
-        _, own = router.choose(said)
-        experts = choose(RouterScores(said, own))
-        return said, router.weigh(said, experts), experts
+        experts = choose(self._chooser.heard(said))
+        return said, self._chooser.weigh(said, experts), experts
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """As for SteerableRouter."""

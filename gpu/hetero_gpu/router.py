@@ -19,7 +19,7 @@ import triton.language as tl
 
 from hetero_gpu.linear import LinearTile, linear, load_lane, store_products
 from hetero_gpu.overlap import meet, overlap_options
-from hetero_gpu.weigh import weigh
+from hetero_gpu.weigh import WeightRule, weigh
 
 MOST_EXPERTS = 0x2000
 """Their number fits into the bits that a half, widened to float32, leaves free."""
@@ -101,7 +101,7 @@ class Router:
 
     def weigh(self, logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Weights `[tokens, top_k]` by this router's rule of `experts` that somebody else chose."""
-        return weigh(logits, experts, is_renormalised=self._is_renormalised, dtype=self._dtype)
+        return weigh(logits, experts, rule=WeightRule(self._is_renormalised), dtype=self._dtype)
 
     def _in_one_launch(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tokens, (experts, size) = hidden.shape[0], self._weight.shape
@@ -174,20 +174,12 @@ def chosen_of(
 ):
     """Of logits `stored` `[SLOTS]`, -inf where there is no expert: weights and experts (int32), best first.
 
-    Both `[CHOSEN]`, the first TOP_K of which mean something; other weights are 0. The greatest key, again and
-    again: a logit that is no number is chosen last, and makes all weights no numbers.
+    Both `[CHOSEN]`, the first TOP_K of which mean something; other weights are 0. A logit that is no number
+    is chosen last, and makes all weights no numbers.
     """
-    experts, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
+    places = tl.arange(0, CHOSEN)
+    values, index = best_of(stored, SLOTS, TOP_K, CHOSEN)
     loaded = stored.to(tl.float32)
-    IS_SHORT: tl.constexpr = stored.dtype.primitive_bitwidth == 16
-    LEAST: tl.constexpr = -(2**31) if IS_SHORT else -(2**62)
-    keys = _keys(loaded, experts, IS_SHORT)
-    chosen = tl.zeros((CHOSEN,), keys.dtype)
-    for place in tl.static_range(TOP_K):
-        best = tl.max(keys, 0)
-        chosen = tl.where(places == place, best, chosen)
-        keys = tl.where(keys == best, LEAST, keys)
-    values, index = _taken_apart(chosen, IS_SHORT)
     values = tl.where(places < TOP_K, values, float("-inf"))
     peak = tl.max(values, 0)
     shares = tl.exp(values - peak)
@@ -196,6 +188,22 @@ def chosen_of(
     else:
         total = tl.sum(tl.exp(loaded - peak), 0)
     return shares / total, index
+
+
+@triton.jit
+def best_of(stored, SLOTS: tl.constexpr, TOP_K: tl.constexpr, CHOSEN: tl.constexpr):
+    """The TOP_K greatest of `stored` `[SLOTS]` and their experts (int32), best first, ties to the lower one;
+    both `[CHOSEN]`, the first TOP_K of which mean something. What is no number is chosen last."""
+    experts, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
+    IS_SHORT: tl.constexpr = stored.dtype.primitive_bitwidth == 16
+    LEAST: tl.constexpr = -(2**31) if IS_SHORT else -(2**62)
+    keys = _keys(stored.to(tl.float32), experts, IS_SHORT)
+    chosen = tl.zeros((CHOSEN,), keys.dtype)
+    for place in tl.static_range(TOP_K):
+        best = tl.max(keys, 0)
+        chosen = tl.where(places == place, best, chosen)
+        keys = tl.where(keys == best, LEAST, keys)
+    return _taken_apart(chosen, IS_SHORT)
 
 
 @triton.jit

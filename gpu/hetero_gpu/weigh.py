@@ -1,9 +1,15 @@
-"""Weights of experts that somebody else has chosen, from a softmax router's logits, in one launch."""
+"""Weights of experts that somebody else has chosen, from a router's logits, in one launch.
+
+softmax    shares of all experts' total or, renormalised, of the chosen's
+sigmoid    as they are or, renormalised, as shares of the chosen's total
+"""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 # ruff: noqa: N803 (compile-time constants are written in capitals)
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -11,12 +17,24 @@ import triton.language as tl
 
 from hetero_gpu.overlap import meet, overlap_options
 
+_NO_ZERO = tl.constexpr(1e-20)
+"""Added to the total of sigmoids, as transformers does."""
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """How weights come out of logits: by which gate, over whose total, times what."""
+
+    is_renormalised: bool
+    is_sigmoid: bool = False
+    scale: float = 1.0
+
 
 def weigh(
-    logits: torch.Tensor, experts: torch.Tensor, *, is_renormalised: bool, dtype: torch.dtype
+    logits: torch.Tensor, experts: torch.Tensor, *, rule: WeightRule, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Softmax weights `[tokens, top_k]` of type `dtype` of `experts` (int64 `[tokens, top_k]`), over all that
-    have a logit (`[tokens, experts]`) or, renormalised, over themselves. Asynchronous, capturable."""
+    """Weights `[tokens, top_k]` of type `dtype` of `experts` (int64 `[tokens, top_k]`) by their `logits`
+    `[tokens, experts]`. Asynchronous, capturable."""
     tokens, num_experts = logits.shape
     top_k = experts.shape[1]
     weights = logits.new_empty((tokens, top_k), dtype=dtype)
@@ -24,7 +42,7 @@ def weigh(
         logits.contiguous(),
         experts.contiguous(),
         weights,
-        IS_RENORMALISED=is_renormalised,
+        RULE=rule,
         EXPERTS=num_experts,
         SLOTS=triton.next_power_of_2(num_experts),
         TOP_K=top_k,
@@ -36,13 +54,14 @@ def weigh(
 
 
 def weigh_reference(
-    logits: torch.Tensor, experts: torch.Tensor, *, is_renormalised: bool, dtype: torch.dtype
+    logits: torch.Tensor, experts: torch.Tensor, *, rule: WeightRule, dtype: torch.dtype
 ) -> torch.Tensor:
     """The same in torch."""
-    weights = logits.float().softmax(-1).gather(1, experts)
-    if is_renormalised:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights.to(dtype)
+    gated = logits.float().sigmoid() if rule.is_sigmoid else logits.float().softmax(-1)
+    weights = gated.gather(1, experts)
+    if rule.is_renormalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if rule.is_sigmoid else 0.0))
+    return (weights * rule.scale).to(dtype)
 
 
 @triton.jit
@@ -50,7 +69,7 @@ def _weigh_token(
     logits,
     experts,
     weights,
-    IS_RENORMALISED: tl.constexpr,
+    RULE: tl.constexpr,
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -59,13 +78,26 @@ def _weigh_token(
 ):
     meet(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
-    slots, places = tl.arange(0, SLOTS), tl.arange(0, CHOSEN)
+    places = tl.arange(0, CHOSEN)
     is_place = places < TOP_K
-    of_token = logits + token * EXPERTS
-    said = tl.load(of_token + slots, mask=slots < EXPERTS, other=float("-inf")).to(tl.float32)
     chosen = tl.load(experts + token * TOP_K + places, mask=is_place, other=0)
-    said_of_chosen = tl.load(of_token + chosen, mask=is_place, other=float("-inf")).to(tl.float32)
-    peak = tl.max(said_of_chosen, 0) if IS_RENORMALISED else tl.max(said, 0)
-    shares = tl.exp(said_of_chosen - peak)
-    total = tl.sum(shares, 0) if IS_RENORMALISED else tl.sum(tl.exp(said - peak), 0)
-    tl.store(weights + token * TOP_K + places, shares / total, mask=is_place)
+    shares = shares_of(logits + token * EXPERTS, chosen, is_place, RULE, EXPERTS, SLOTS)
+    tl.store(weights + token * TOP_K + places, shares, mask=is_place)
+
+
+@triton.jit
+def shares_of(logits, chosen, is_place, RULE: tl.constexpr, EXPERTS: tl.constexpr, SLOTS: tl.constexpr):
+    """float32 weights of the `chosen` that are `is_place`, by the `logits` of one token, in memory."""
+    said_of_chosen = tl.load(logits + chosen, mask=is_place, other=float("-inf")).to(tl.float32)
+    if RULE.is_sigmoid:
+        shares = tl.sigmoid(said_of_chosen)
+        if RULE.is_renormalised:
+            shares = shares / (tl.sum(shares, 0) + _NO_ZERO)
+    else:
+        slots = tl.arange(0, SLOTS)
+        said = tl.load(logits + slots, mask=slots < EXPERTS, other=float("-inf")).to(tl.float32)
+        peak = tl.max(said_of_chosen, 0) if RULE.is_renormalised else tl.max(said, 0)
+        shares = tl.exp(said_of_chosen - peak)
+        total = tl.sum(shares, 0) if RULE.is_renormalised else tl.sum(tl.exp(said - peak), 0)
+        shares = shares / total
+    return shares * RULE.scale

@@ -21,7 +21,8 @@ from hetero_gpu.attention import AttentionForm, HeadNorms, Rotation, decode_atte
 from hetero_gpu.linear import linear
 from hetero_runtime.hf.attention import AttentionPass, current_pass, is_latent
 from hetero_runtime.hf.kv_cache import LayerBuffers, StepLayer
-from hetero_runtime.hf.small_ops import TOLERANCE, norm_eps, norm_form, relative_error
+from hetero_runtime.hf.sameness import TOLERANCE, relative_error
+from hetero_runtime.hf.small_ops import norm_eps, norm_form
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _CHECK_LENGTH = 4

@@ -79,15 +79,12 @@ class StockRouter:
         self._name, self._top_k = layer.name, router_top_k(model)
         self._num_experts = layer.num_experts
         self._forward = layer.router.forward
-        block: nn.Module = model.get_submodule(layer.name)
-        # one router is handed the correction bias by its block, which keeps it under the parameter's name
-        names = list(inspect.signature(self._forward).parameters)[1:]
-        self._further = [(block, name) for name in names]
+        self._block: nn.Module = model.get_submodule(layer.name)
 
     def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
         """As for SteerableRouter."""
         with _OneTopK(self._num_experts, self._top_k, choose) as top_k:
-            output = self._forward(hidden, *(getattr(block, name) for block, name in self._further))
+            output = self._forward(hidden, *router_arguments(self._block, self._forward))
         if top_k.num_found != 1:
             raise CheckpointError(
                 f"{self._name}: its router takes {top_k.num_found} top-k of {self._num_experts} experts, not "
@@ -105,6 +102,13 @@ class StockRouter:
 
         self.run(hidden, listen)
         return said[0].scores
+
+
+def router_arguments(block: nn.Module, forward: Callable[..., Any]) -> list[Any]:
+    """What `forward` of a router of the MoE `block` takes besides hidden states: one is handed the correction
+    bias by its block, which keeps it under the parameter's name. Raises AttributeError for anything else."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    return [getattr(block, name) for name in names]
 
 
 class _OneTopK(TorchFunctionMode):

@@ -15,7 +15,7 @@ from hetero_gpu.norms import (
     rms_norm_reference,
 )
 from hetero_gpu.router import Router, route, route_reference
-from hetero_gpu.weigh import weigh, weigh_reference
+from hetero_gpu.weigh import WeightRule, weigh, weigh_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -84,16 +84,18 @@ def test_route_equals_reference(tokens: int, experts: int, top_k: int, is_renorm
 
 
 @pytest.mark.parametrize("is_renormalised", [False, True], ids=["all", "chosen"])
+@pytest.mark.parametrize(("is_sigmoid", "scale"), [(False, 1.0), (False, 1.5), (True, 2.5)], ids=str)
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k"), [(1, 128, 8), (3, 63, 6), (1, 4, 4), (2, 60, 1)], ids=lambda n: str(n)
 )
 def test_weights_of_a_choice_equal_reference(
-    tokens: int, experts: int, top_k: int, is_renormalised: bool
+    tokens: int, experts: int, top_k: int, is_sigmoid: bool, scale: float, is_renormalised: bool
 ) -> None:
     logits = torch.randn(tokens, experts, device=DEVICE).to(torch.bfloat16)
     chosen = torch.stack([torch.randperm(experts, device=DEVICE)[:top_k] for _ in range(tokens)])
-    rule = {"is_renormalised": is_renormalised, "dtype": torch.float32}
-    torch.testing.assert_close(weigh(logits, chosen, **rule), weigh_reference(logits, chosen, **rule))
+    rule = WeightRule(is_renormalised, is_sigmoid, scale)
+    expected = weigh_reference(logits, chosen, rule=rule, dtype=torch.float32)
+    torch.testing.assert_close(weigh(logits, chosen, rule=rule, dtype=torch.float32), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 STEPS = """
 from hetero_gpu import overlap
 from hetero_gpu.routing import DeviceCaches, Said, decide, follow
-from hetero_gpu.weigh import weigh
+from hetero_gpu.score_router import ScoreForm, ScoreRouter
+from hetero_gpu.weigh import WeightRule, weigh
 from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
 
 overlap._can_overlap = lambda device: True
@@ -32,7 +33,12 @@ for policy in (
     follow(caches, 1, num_layers=2, active=active, score=score, held=2.0**32)
     halves = Said(said.scores.bfloat16(), said.own, said.guess.bfloat16())
     experts = decide(caches, 1, halves, tokens=tokens, active=active).experts
-    weigh(halves.scores, experts, is_renormalised=True, dtype=torch.bfloat16)
+    weigh(halves.scores, experts, rule=WeightRule(True), dtype=torch.bfloat16)
+    weigh(said.scores, experts, rule=WeightRule(True, True, 2.5), dtype=torch.float32)
+for weighing, groups in ((WeightRule(True, True, 2.5), (8, 4)), (WeightRule(False, False, 16.0), (4, 3))):
+    form, correction = ScoreForm(160, 6, weighing, *groups), torch.zeros(160) if weighing.is_sigmoid else None
+    router = ScoreRouter(torch.zeros(160, 64), correction, form=form, dtype=torch.float32)
+    router.choose(router(torch.zeros(1, 64, dtype=torch.bfloat16)).logits)
 assert all("griddepcontrol.wait" in each.asm["ptx"] for each in compiled)
 """
 

@@ -16,6 +16,7 @@ from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan
 from hetero_runtime.hf.router_choice import let_choose
 from hetero_runtime.hf.router_hooks import routed_layers, router_top_k
 from hetero_runtime.hf.sequences import StaticSequences
+from hetero_runtime.hf.small_choice import small_choosers
 from hetero_runtime.routing import RoutedSequences, Routing, RoutingStats
 from hetero_runtime.routing.captured import CapturedRouting
 from hetero_scheduler.routing import Shape, make_routing_policy
@@ -60,7 +61,7 @@ def test_steps_say_what_the_eager_engine_says(folder: Path) -> None:
     score = torch.zeros(routing.shape[:2], dtype=torch.float64)
     captured = CapturedRouting(routing, active=active, vocab_size=model.config.vocab_size, score=score)
     sequences = GraphSequences(model, active=active, max_length=32, capture=lambda work: work, texts=captured)
-    captured.attach(model, sequences.tokens)
+    captured.attach(model, sequences.tokens, routers=small_choosers(model))
     sequences.capture(prefill=nullcontext, decode=nullcontext)
     said = [
         [sequences.first_token(sequences.take_row(), prompt, {}, params=GREEDY, uniform=0.0)]
