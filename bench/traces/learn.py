@@ -7,7 +7,8 @@ stop; every recall is of `heldout`, text that neither they nor the model were tr
 predictor stand a Transformer probe, the same probe taught on shuffled steps (SeqMoE Fig. 1c: whatever it then
 knows is frequency, not sequence), and the rivals that only count. A taught predictor is refined: what the
 token adds, and the next router where traces hold its early word. What that is worth in hits,
-`bench.traces.horizons` replays.
+`bench.traces.horizons` replays. Measuring takes as long as teaching: the predictor is written
+before, and rows as they come.
 """
 
 from __future__ import annotations
@@ -159,15 +160,6 @@ def one_step_scores(models: Sequence[GroupModel], trace: Trace, origins: Origins
     return np.concatenate(parts, axis=1)
 
 
-class Probed(NamedTuple):
-    """Recall of Transformer probes, one step ahead."""
-
-    at_k: float
-    at_k3: float
-    shuffled_at_k: float
-    """Of a probe that was taught and tested on shuffled steps."""
-
-
 class Taught(NamedTuple):
     """Models on the device, what refines them, and the recall of that."""
 
@@ -177,35 +169,45 @@ class Taught(NamedTuple):
     """One step ahead: the token known, then the next router asked as well."""
 
 
-class Measured(NamedTuple):
-    """How well the models and the probes predict."""
-
-    recalls: list[Recall]
-    probed: Probed
-
-
-def recall_rows(recalls: Sequence[Recall], probed: Probed, *, prefix: str, note: str) -> list[Row]:
-    """Rows of the predictor, with rivals and both probes beside it."""
+def recall_rows(recalls: Sequence[Recall], *, prefix: str, note: str) -> list[Row]:
+    """Rows of the predictor, with rivals beside it."""
     found = {(recall.predictor, recall.distance): recall for recall in recalls}
     near, far = found["mamba2", 1], found["mamba2", FAR]
-    drop = 100 * (near.at_k3 - far.at_k3)
-    probe = f"Transformer probe {probed.at_k3:.3f}"
-    true_order = f"probe on the true order {probed.at_k:.3f}, static {found['static', 1].at_k:.3f}"
-    first_order = found["first-order", 1].at_k3
+    drop, first_order = 100 * (near.at_k3 - far.at_k3), found["first-order", 1].at_k3
 
     def share(name: str, value: float, reference: str | None = None, **about: str) -> Row:
         return Row(id=f"{prefix}recall_{name}", value=value, unit="share", reference=reference, **about)
 
     return [
-        share("k", near.at_k, f"probe {probed.at_k:.3f}", note=note),
+        share("k", near.at_k, f"static {found['static', 1].at_k:.3f}", note=note),
         share("k3", near.at_k3, _rivals(found, 1), target=">=0.9"),
         share("2k", near.at_2k),
         share("k3_8", far.at_k3, _rivals(found, FAR)),
         Row(id=f"{prefix}recall_drop_8", value=drop, unit="points", target="<=4", note="at k + 3"),
-        share("k3_of_probe", near.at_k3 / probed.at_k3, probe, target=">=0.97"),
-        share("k_shuffled", probed.shuffled_at_k, true_order, note="probe of steps in random order"),
         share("k3_first_order", first_order, note="conditional statistics of adjacent tokens"),
     ]
+
+
+def probe_row(recall_k3: float, probe_k3: float, *, prefix: str) -> Row:
+    """The predictor's recall at k + 3 as a share of a Transformer probe's."""
+    return Row(
+        id=f"{prefix}recall_k3_of_probe",
+        value=recall_k3 / probe_k3,
+        unit="share",
+        reference=f"Transformer probe {probe_k3:.3f}",
+        target=">=0.97",
+    )
+
+
+def shuffled_row(shuffled_k: float, probe_k: float, *, prefix: str) -> Row:
+    """Recall of a probe that was taught and tested on shuffled steps, beside that of the true order."""
+    return Row(
+        id=f"{prefix}recall_k_shuffled",
+        value=shuffled_k,
+        unit="share",
+        reference=f"probe on the true order {probe_k:.3f}",
+        note="probe of steps in random order",
+    )
 
 
 def _rivals(found: Mapping[tuple[str, int], Recall], distance: int) -> str:
@@ -236,20 +238,27 @@ def teach(lesson: Lesson, student: Student, tell: Teller) -> Taught:
     return Taught(models, *student.refine(models, lesson))
 
 
-def measure(lesson: Lesson, student: Student, models: Sequence[GroupModel], tell: Teller) -> Measured:
-    """Recall of `models` and of those who only count; probes are taught for it."""
+def probe(lesson: Lesson, student: Student, tell: Callable[[TrainingProgress], None]) -> tuple[float, float]:
+    """Recall one step ahead of Transformer probes that are taught for it, at k and at k + 3."""
     trace, split = lesson
     prober = student._replace(options=_for_probe(student.options))
     origins = find_origins(trace, split.test, stride=STRIDE)
-    truth = trace.topk[origins.tokens + 1]
-    said = one_step_scores(prober.probe(lesson, tell("probe")), trace, origins)
-    at_k, at_k3 = (recall_at(said, truth, count) for count in (trace.top_k, trace.top_k + 3))
-    mixed = Lesson(shuffled(trace), split)
-    said = one_step_scores(prober.probe(mixed, tell("probe, shuffled")), mixed.trace, origins)
-    probed = Probed(at_k, at_k3, recall_at(said, mixed.trace.topk[origins.tokens + 1], trace.top_k))
-    counted = split.train[:COUNTED]
-    recalls = measure_recall(models, trace, train=counted, test=split.test, stride=STRIDE)
-    return Measured(recalls, probed)
+    said, truth = one_step_scores(prober.probe(lesson, tell), trace, origins), trace.topk[origins.tokens + 1]
+    return recall_at(said, truth, trace.top_k), recall_at(said, truth, trace.top_k + 3)
+
+
+def write_with_probes(
+    rows: Sequence[Row], lesson: Lesson, student: Student, *, prefix: str, name: str, folder: Path
+) -> None:
+    """The result file `name`: `rows`, and those of the two probes, each as soon as it is taught."""
+    ResultFile.of(name, rows).save(folder)
+    recall_k3 = next(row.value for row in rows if row.id == f"{prefix}recall_k3")
+    at_k, at_k3 = probe(lesson, student, _teller("probe"))
+    rows = [*rows, probe_row(recall_k3, at_k3, prefix=prefix)]
+    ResultFile.of(name, rows).save(folder)
+    mixed = Lesson(shuffled(lesson.trace), lesson.split)
+    shuffled_k, _ = probe(mixed, student, _teller("probe, shuffled"))
+    ResultFile.write(name, [*rows, shuffled_row(shuffled_k, at_k, prefix=prefix)], folder=folder)
 
 
 def _for_probe(options: TrainingOptions) -> TrainingOptions:
@@ -293,8 +302,8 @@ def _tell_refining(at: RefinementProgress) -> None:
     print(f"refinement, epoch {at.epoch}: {losses}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Teach, measure, keep."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -310,7 +319,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=400, help="at most, in each stage")
     parser.add_argument("--token-rank", type=int, default=64, help="numbers learned of each token")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Teach, measure, keep."""
+    options = make_parser().parse_args(arguments)
     torch.set_float32_matmul_precision("high")
     learning, info = read_trace(options.traces / "learning.safetensors")
     lesson = Lesson.of(learning, read_trace(options.traces / "heldout.safetensors")[0])
@@ -325,16 +339,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refining = RefinementOptions(rank=options.token_rank, minutes=options.minutes * REFINED_SHARE)
     student = Student(options.width, teaching, refining, options.device)
     taught = teach(lesson, student, _teller)
-    keep(options.out, taught, lesson, info)  # measuring takes as long again: whoever stops it has this
-    recalls, probed = measure(lesson, student, taught.models, _teller)
+    keep(options.out, taught, lesson, info)
+    counted, test = lesson.split.train[:COUNTED], lesson.split.test
+    recalls = measure_recall(taught.models, lesson.trace, train=counted, test=test, stride=STRIDE)
     keep(options.out, taught, lesson, info, recalls=recalls)
     # rows without a flavour in their id are the matched trace's of the main shape
     prefix = row_prefix(options.flavour, options.shape).replace("matched_", "")
     tested, learned = len(lesson.split.test), len(lesson.split.train)
     note = f"{info.decoding} held-out text, {tested} documents; learned from {learned} of training text"
-    rows = recall_rows(recalls, probed, prefix=prefix, note=note)
+    rows = recall_rows(recalls, prefix=prefix, note=note)
     rows += horizon_rows(recalls, taught.refined, prefix=prefix)
-    ResultFile.write(f"predictors_{options.shape}_{options.flavour}", rows, folder=options.results)
+    write_with_probes(
+        rows,
+        lesson,
+        student,
+        prefix=prefix,
+        name=f"predictors_{options.shape}_{options.flavour}",
+        folder=options.results,
+    )
 
 
 if __name__ == "__main__":
