@@ -13,7 +13,7 @@ import torch
 from hetero_cpu_kernels.experts import ExpertForm, Target, best_target, is_executable, target, targets_here
 from hetero_cpu_kernels.ktransformers import KtPool, check_form, spare_cpus
 from hetero_cpu_kernels.ktransformers import load as load_kt
-from hetero_cpu_kernels.pool import WorkerPool, place_workers
+from hetero_cpu_kernels.pool import place_workers
 from hetero_gpu import SlabCache
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.stopwatch import Stopwatch, stopwatch_for
@@ -36,7 +36,6 @@ from hetero_runtime.in_place.calibration import Sample, measure_costs
 from hetero_runtime.in_place.form import in_place_form
 from hetero_runtime.in_place.ktransformers import KtExperts
 from hetero_runtime.in_place.misses import InPlaceMisses, OnDevice
-from hetero_runtime.in_place.native import NativeExperts
 from hetero_runtime.in_place.torch_loop import TorchExperts
 from hetero_scheduler import EvictionPolicy, ExpertKey
 from hetero_scheduler.misses import AllInPlace, ByCost, FixedShare, MissPolicy, Verdict
@@ -124,8 +123,14 @@ def make_in_place_experts(config: ResolvedConfig, routed: Routed, store: BankSto
         )
     if config.cpu.backend == "ktransformers":
         return _make_kt(config, routed, store)
-    form = _form(config, routed, store.layout, store.forms, store.packing)
-    cpus = _cpus(config)
+    return _make_native(config, routed, store)
+
+
+def _make_native(config: ResolvedConfig, routed: Routed, store: BankStore) -> InPlaceExperts:
+    from hetero_cpu_kernels.pool import WorkerPool  # these compile as they are imported
+    from hetero_runtime.in_place.native import NativeExperts
+
+    form, cpus = _form(config, routed, store.layout, store.forms, store.packing), _cpus(config)
     pool = WorkerPool(cpus, spins=_SPINS_IN_A_STEP) if config.execution.mode == "graph" else WorkerPool(cpus)
     try:
         return NativeExperts(

@@ -80,6 +80,7 @@ class InPlaceMisses:
         self.experts, self.policy = experts, policy
         self._cache, self._eviction = cache, eviction
         self._stopwatch = stopwatch
+        self._score_before = eviction.score[0]
         self._on_device: OnDevice | None = None
         self._running: _Running | None = None
         self._stats = InPlaceStats()
@@ -88,9 +89,13 @@ class InPlaceMisses:
         """Around a pass: this thread's torch leaves their cores to the workers."""
         return beside_workers(self.experts.num_workers)
 
+    def remember(self, layer: int) -> None:
+        """What the eviction policy says of the layer's experts before it hears which of them are used now."""
+        self._score_before = self._eviction.score[layer].copy()
+
     def begin(self, needed: list[ExpertKey], total: LayerSum) -> Sequence[int]:
-        """Choose and start. `needed`: the layer's experts, ascending. Returns the positions of those that are
-        left to the device."""
+        """Choose and start, after `remember`. `needed`: the layer's experts, ascending. Returns the positions
+        of those that are left to the device."""
         if self.policy.is_lost:
             return range(len(needed))
         for lap in self._stopwatch.laps():
@@ -153,8 +158,11 @@ class InPlaceMisses:
         return {misses[position] for position in chosen}
 
     def _worth(self, layer: int, misses: Integers, dispatch: Dispatch, weights: Floats) -> list[int]:
-        """Ranks: by the score that the eviction policy gives an expert, then by the router's weights."""
-        scores = self._eviction.score[layer, dispatch.experts[misses]].tolist()
+        """Ranks: by the score that the eviction policy gives an expert, then by the one that it had before
+        this use (to LRU all are used now, and whose last use is longest ago is least likely to be used again
+        soon), then by the router's weights."""
+        experts = dispatch.experts[misses]
+        scores = list(zip(self._eviction.score[layer, experts], self._score_before[experts], strict=True))
         flat = weights.T.reshape(-1)[dispatch.order]
         by_router = np.add.reduceat(flat, dispatch.bounds[:-1])[misses].tolist()
         ranks = [0] * len(scores)

@@ -96,6 +96,8 @@ class EagerOrchestrator(Orchestrator):
         dispatch = Dispatch.of(chosen)
         needed = [ExpertKey(layer, expert) for expert in dispatch.experts.tolist()]
         tokens_per_expert = dispatch.tokens_per_expert(self._num_experts)
+        if self._in_place is not None:
+            self._in_place.remember(layer)
         self.eviction.observe(layer, tokens_per_expert)
         if self.prompts is not None:
             if self._phase is Phase.PREFILL and not self.prompts.has_begun:

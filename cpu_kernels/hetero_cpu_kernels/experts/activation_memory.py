@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from hetero_cpu_kernels.addresses import bits_of, float_of, pointer
-
-_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
+from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 
 
 @_jit

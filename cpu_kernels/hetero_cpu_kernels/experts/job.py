@@ -18,11 +18,12 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, cfunc
 
 from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
+from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
 from hetero_cpu_kernels.experts.tile_job import add_tiles, gate_strides, gate_tiles, in_sixteens, pack_tiles
@@ -30,8 +31,6 @@ from hetero_cpu_kernels.pool.doorbell import meet
 
 ABANDONED = 1
 """Status of a worker that another's failure set free."""
-
-_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 
 @_jit

@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from hetero_cpu_kernels.addresses import call_kernel, float_of, pointer
 from hetero_cpu_kernels.experts.activation_memory import read_activation
+from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.packing import CHUNK_ELEMENTS
 from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
 from hetero_cpu_kernels.experts.tile_job import in_sixteens, multiply_tiles
-
-_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 
 class Task(NamedTuple):

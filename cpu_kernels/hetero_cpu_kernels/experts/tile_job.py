@@ -10,13 +10,12 @@ row r and token t the number is `(t // 16) * stride + 16 * r + t % 16`. Rows tha
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack
+from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
-
-_jit = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 
 @_jit

@@ -2,7 +2,7 @@
 
     misses = the experts in top_k_index without a slot, each once
     number = number_of[misses, turn], but one for each EMPTY slot is loaded in any case
-    of the least worth, by score after this use, then by the router's weight, then by number:
+    of the least worth, by score after this use, then before it, then the router's weight, then number:
         its pairs → in_place, its use observed as `ensure` observes all others'
     all other pairs → kept
 
@@ -149,6 +149,8 @@ def _divide_kernel(
     while num_left > 0:
         least = tl.min(tl.where(is_left, new_score, float("inf")), axis=0)
         is_tied = is_left & (new_score == least)
+        least_before = tl.min(tl.where(is_tied, old_score, float("inf")), axis=0)
+        is_tied = is_tied & (old_score == least_before)
         least_weight = tl.min(tl.where(is_tied, by_router, float("inf")), axis=0)
         is_tied = is_tied & (by_router == least_weight)
         chosen = tl.min(tl.where(is_tied, experts, EXPERT_BLOCK), axis=0)

@@ -27,7 +27,9 @@ def chosen_by_host(
     weights: np.ndarray,
     numbers: list[int],
 ) -> list[int]:
-    """The experts that go to the CPU. `shadow` has observed this use of all of them."""
+    """The experts that go to the CPU. `shadow` observes this use of all of them."""
+    before = shadow.score[layer].copy()
+    shadow.observe(layer, np.bincount(index[index >= 0], minlength=NUM_EXPERTS))
     table = twin.machine.export()
     held = set(table.key.tolist())
     misses = [e for e in np.unique(index[index >= 0]).tolist() if layer * NUM_EXPERTS + e not in held]
@@ -35,7 +37,7 @@ def chosen_by_host(
     num_empty = int(np.count_nonzero(table.state[pool.start : pool.stop] == SlotState.EMPTY))
     number = min(numbers[len(misses)], max(0, len(misses) - num_empty))
     by_router = {e: float(weights[index == e].sum()) for e in misses}
-    return sorted(misses, key=lambda e: (shadow.score[layer, e], by_router[e], e))[:number]
+    return sorted(misses, key=lambda e: (shadow.score[layer, e], before[e], by_router[e], e))[:number]
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfru"])
@@ -58,7 +60,6 @@ def test_every_pair_goes_where_the_host_would_send_it(
         index = np.stack([rng.permutation(NUM_EXPERTS)[:top_k] for _ in range(rows)])
         index[rng.random(rows) < 0.2] = -1  # rows that are not active
         weights = rng.uniform(0.1, 1.0, (rows, top_k)).astype(np.float32)
-        shadow.observe(layer, np.bincount(index[index >= 0], minlength=NUM_EXPERTS))
         goes = np.isin(index, chosen_by_host(shadow, twin, layer, index, weights, numbers))
 
         kept = divide(tables, layer, torch.from_numpy(index), torch.from_numpy(weights), division=division)

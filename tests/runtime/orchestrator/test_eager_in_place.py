@@ -50,7 +50,7 @@ class Rig(CacheRig):
         super().__init__(num_slots, copier, dtype=dtype)
         self.by_hand = ExpertsByHand(self.experts)
         self.policy = policy
-        misses = InPlaceMisses(
+        self.misses = InPlaceMisses(
             self.by_hand, policy, cache=self.cache, eviction=self.eviction, stopwatch=HostStopwatch()
         )
         self.orchestrator = EagerOrchestrator(
@@ -59,7 +59,7 @@ class Rig(CacheRig):
             materialize=self.layout.view,
             eviction=self.eviction,
             prompts=None,
-            in_place=misses,
+            in_place=self.misses,
         )
 
     @torch.no_grad()
@@ -131,15 +131,22 @@ def test_the_eviction_policy_sees_the_same_whoever_computes() -> None:
     assert all(np.array_equal(rig.eviction.score, rigs[0].eviction.score) for rig in rigs)
 
 
-def test_the_worthiest_misses_are_loaded() -> None:
-    """To LRU all four are used now, so the router's weights decide."""
-    rig = Rig(2, HostCopier(), FixedShare(0.5))
-    rig.run(0, [0, 1])
+@pytest.mark.parametrize(
+    ("used_before", "in_place"),
+    [([], [3, 5]), ([[5, 3], [0, 1]], [2, 4]), ([[3, 2], [5, 4], [0, 1]], [2, 3])],
+    ids=["weights alone", "used before or not", "the older use"],
+)
+def test_the_worthiest_misses_are_loaded(used_before: list[list[int]], in_place: list[int]) -> None:
+    """To LRU all four are used now, so their last use before this decides, then the router's weights."""
+    rig = Rig(2, HostCopier(), FixedShare(0.0))
+    for experts in used_before or [[0, 1]]:
+        rig.run(0, experts)
+    rig.misses.policy = FixedShare(0.5)
     index, weights = torch.tensor([[2, 3, 4, 5]]), torch.tensor([[0.4, 0.1, 0.3, 0.2]])
     with torch.no_grad(), rig.orchestrator.pass_(Phase.DECODE, checkpoint=lambda: None):
         rig.orchestrator.run_layer(0, torch.randn(1, HIDDEN), index, weights)
-    assert rig.by_hand.asked == [[3, 5]]
-    assert rig.cache.residents(0).tolist() == [2, 4]
+    assert rig.by_hand.asked == [in_place]
+    assert rig.cache.residents(0).tolist() == sorted({2, 3, 4, 5} - set(in_place))
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
