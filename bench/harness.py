@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.machine import command_line, git_commit, machine_facts
+from bench.machine import UNKNOWN_COMMIT, command_line, git_commit, machine_facts
 
 T = TypeVar("T")
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -106,8 +106,7 @@ class ResultFile:
         """Print a table, write `folder/bench.json`, print one JSON line; return the path."""
         result = cls.of(bench, rows)
         path = result.save(folder)
-        result.print_table()
-        print(json.dumps(dataclasses.asdict(result)))
+        result.tell()
         return path
 
     @classmethod
@@ -149,6 +148,24 @@ class ResultFile:
         if not rows:
             raise ValueError(f"{path.name}: it has no rows")
         return cls(**{**content, "rows": rows})
+
+    def beside(self, folder: Path) -> ResultFile:
+        """With the rows that the file of this bench in `folder` has and this one has not, where they are of
+        the same commit; otherwise as it is. Raises ValueError for a file that does not follow the form."""
+        path = folder / f"{self.bench}.json"
+        if not path.is_file():
+            return self
+        earlier, ids = self.read(path), {row.id for row in self.rows}
+        others = tuple(row for row in earlier.rows if row.id not in ids)
+        if earlier.commit != self.commit or self.commit == UNKNOWN_COMMIT or not others:
+            return self
+        commands = dict.fromkeys([*earlier.command.split("; "), self.command])
+        return dataclasses.replace(self, command="; ".join(commands), rows=others + self.rows)
+
+    def tell(self) -> None:
+        """Print a table and one JSON line."""
+        self.print_table()
+        print(json.dumps(dataclasses.asdict(self)))
 
     def print_table(self) -> None:
         """Print the rows for a reader."""

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMIT_VARIABLE = "BENCH_COMMIT"
+UNKNOWN_COMMIT = "unknown"
 VERSIONED_PACKAGES = ("torch", "triton", "transformers", "numba", "numpy")
 
 
@@ -43,7 +44,7 @@ def git_commit() -> str:
         commit = _git("rev-parse", "HEAD")
         return f"{commit}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN_COMMIT
 
 
 def command_line() -> str:

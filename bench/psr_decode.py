@@ -3,21 +3,25 @@
     python -m bench.psr_decode --model olmoe --checkpoint FOLDER
     python -m bench.psr_decode --model moonlight --checkpoint FOLDER
 
-The checkpoint has OLMoE-1B-7B's geometry (13.8 GB) or Moonlight-16B-A3B's (31.9 GB) and random weights; it
-is written unless it is there. What its routers and its head say is a recording of real text
-(`bench/psr_recording.py`). Each engine is measured at the machine's own link, then at one of 25 GB/s, the
-paper's (`bench/slow_link.py`), with its step captured anew; experts are read from the disk once.
+The checkpoint has OLMoE-1B-7B's geometry or Moonlight-16B-A3B's, and random weights: its backbone (0.9 and
+2.6 GB) is written unless it is there, its experts (12.9 GB and, with `--layers 13`, 14.4) are made once in
+the memory that all engines serve from (`models/random_bank.py`). What its routers and its head say is a
+recording of real text (`bench/psr_recording.py`). Each engine is measured at the machine's own link, then at
+one of 25 GB/s, the paper's (`bench/slow_link.py`), with its step captured anew and nothing loaded again.
 
-On a machine with an H200 OLMoE takes some 130 s: 25 for checkpoint and trace, 10 for the first experts, 4
-to 7 for each of eight engines, the rest for steps. Moonlight is supposed to take as long, with shorter and
-fewer texts. `--residencies 0.5`, `--runs 1`, `--tokens 48`, `--layers 8`, `--policies cache_prior psr` and
-`--own-link` shorten it; `--policies cache_prior psr psr:0.3:1:4` measures PSR with other numbers (lambda,
-insertions, window) beside it.
+On a machine with an H200 a run is supposed to take 20 s until the first engine is ready (the trace of the
+bundled model 10 more, where none is given), 4 to 7 s for each engine after it, 1 to 3 for its steps and, at
+the other link, 3 to 5 for both. Moonlight with `--layers 13` the same. `--residencies 0.5`, `--runs 1`,
+`--tokens 48`, `--policies cache_prior psr` and `--own-link` shorten it; `--seconds 80` begins no engine that
+is not supposed to be done by then. `--policies cache_prior psr psr:0.3:1:4` measures PSR with other numbers
+(lambda, insertions, window) beside it. Rows of both models stand in one result file, if it is the same
+commit's.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -28,9 +32,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.decode_case import Case, Loaded, Plan, capture_anew, opened
+from bench.decode_case import Case, Loaded, Plan, capture_anew, config_of, opened
 from bench.eager_decode import free_device
 from bench.harness import RESULTS, ResultFile, Row, attempt
+from bench.models.random_bank import random_store
 from bench.models.random_checkpoint import ensure_checkpoint
 from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry, RandomGeometry
 from bench.psr_case import POLICIES, Steps, Stretch, measure_steps, numbers_of, recite_in, words_of
@@ -41,10 +46,12 @@ from bench.traces.bundled import TEXT
 from bench.traces.laid_over import sigmoid_scores
 from hetero_gpu.tables import MappedBank
 from hetero_runtime.calibration.file import write_calibration
+from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.evaluation.frontier.replay import calibrate
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.experts.store import BankStore
 from hetero_runtime.plan import read_geometry
+from hetero_runtime.planned import plan_for
 from hetero_runtime.prediction import RouterFingerprint
 
 RESIDENCIES = (0.5, 0.25)
@@ -80,6 +87,8 @@ class Bench:
     rates: LinkRates | None = None
     store: ExpertStore | None = None
     num_failed: int = 0
+    longest_s: float = 0.0
+    """Of the engines that were measured."""
 
     def measure(self, policy: str, residency: float) -> bool:
         """One engine, at each link. Leaves its experts to the next one. Returns that it is done."""
@@ -87,7 +96,9 @@ class Bench:
         mode = "graph" if self.plan.device == "cuda" else "eager"
         case = Case(policy, residency, mode)
         words = words_of(policy, residency, self.calibration)
-        store, self.store = self.store, None
+        config = plan_for(config_of(self.plan, case, words)).config  # what cannot be costs no experts
+        store, self.store = self.store or self._made(config), None
+        began_s = time.perf_counter()
         with slow.wired():
             loaded = opened(self.plan, case, words, store=store)
         self.say(f"{policy} {case.percent}: ready after {loaded.load_s:.1f} s")
@@ -96,7 +107,12 @@ class Bench:
         finally:
             # not the engine's close, which would free the experts
             self.store = loaded.parts.release()
+            self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
         return True
+
+    def has_time(self, seconds: float | None) -> bool:
+        """Whether one more engine, as long as the longest so far, is done `seconds` after all began."""
+        return seconds is None or time.perf_counter() - self.began_s + self.longest_s <= seconds
 
     def rows(self, model: str) -> list[Row]:
         """Of what was measured so far. `model`: the name of the geometry."""
@@ -143,6 +159,11 @@ class Bench:
             self.say(f"the link: {self.rates}; {extra}; then {of(load=slow_gather(extra.load)).load:.1f}")
         return self.rates
 
+    def _made(self, config: ResolvedConfig) -> ExpertStore:
+        store = random_store(config)
+        self.say(f"{store.bank_bytes / 1e9:.1f} GB of experts made, {store.stored_bytes / 1e6:.2f} MB each")
+        return store
+
     def _note(self, key: Key, measured: Callable[[], Steps]) -> None:
         self.done[key] = measured()
         self.say(f"{key}: {self.done[key]}")
@@ -155,7 +176,7 @@ class Bench:
 def prepare(options: argparse.Namespace, model: Model, folder: Path, began_s: float) -> Bench:
     """Checkpoint, recording and calibration; the latter in `folder`."""
     geometry = model.geometry if options.layers is None else replace(model.geometry, layers=options.layers)
-    checkpoint = ensure_checkpoint(options.checkpoint, geometry)
+    checkpoint = ensure_checkpoint(options.checkpoint, geometry, has_experts=False)
     stretch, num_runs = Stretch(options.settle, options.tokens or model.tokens), options.runs or model.runs
     heard = recorded(options.trace, options.corpus, stretch.window, most=options.documents)
     recording, lesson = divided(heard.fitted(geometry, is_sigmoid=model.is_sigmoid), num_runs=num_runs)
@@ -181,20 +202,23 @@ def prepare(options: argparse.Namespace, model: Model, folder: Path, began_s: fl
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the result file has the rows of every engine once it is done. Returns how many failed."""
     options, began_s = parse(arguments), time.perf_counter()
-    name = "psr_decode" if options.model == "olmoe" else f"psr_decode_{options.model}"
+    result: ResultFile | None = None
     with tempfile.TemporaryDirectory() as folder, ExitStack() as undo:
         bench = prepare(options, MODELS[options.model], Path(folder), began_s)
         undo.callback(bench.close)
-        for residency in options.residencies:
-            for policy in options.policies:
-                what = f"{policy} at {residency:g}"
-                if not attempt(what, partial(bench.measure, policy, residency)):
-                    bench.num_failed += 1
-                free_device()
-                if rows := bench.rows(options.model):
-                    ResultFile.of(name, rows).save(options.results)
-    if rows := bench.rows(options.model):
-        ResultFile.write(name, rows, folder=options.results)
+        for residency, policy in itertools.product(options.residencies, options.policies):
+            what = f"{policy} at {residency:g}"
+            if not bench.has_time(options.seconds):
+                bench.say(f"{what}: no time left")
+                continue
+            if not attempt(what, partial(bench.measure, policy, residency)):
+                bench.num_failed += 1
+            free_device()
+            if rows := bench.rows(options.model):
+                result = ResultFile.of("psr_decode", rows).beside(options.results)
+                result.save(options.results)
+    if result is not None:
+        result.tell()
     return bench.num_failed
 
 
@@ -220,6 +244,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(POLICIES),
         help="lru, cache_prior[:LAMBDA], paper, psr[:LAMBDA[:INSERTIONS[:WINDOW]]]",
     )
+    parser.add_argument("--seconds", type=float, help="begin no engine that ends later; default: all")
     parser.add_argument("--own-link", action="store_true", help="leave out the slower link")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     options = parser.parse_args(arguments)

@@ -78,6 +78,21 @@ def test_written_file_reads_back_and_the_last_line_is_json(
     assert json.loads(printed.splitlines()[-1]) == json.loads(path.read_text())
 
 
+def test_rows_of_the_same_commit_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again, other = _row(value=1), _row(value=2), _row(id="main.other")
+    monkeypatch.setenv(machine.COMMIT_VARIABLE, "abc123")
+    assert ResultFile.of("load", [first]).beside(tmp_path).rows == (first,), "there is no file yet"
+    ResultFile.of("load", [first, other]).save(tmp_path)
+    joined = ResultFile.of("load", [again]).beside(tmp_path)
+    assert joined.rows == (other, again)
+    assert joined.command == machine.command_line(), "the same words once"
+    for commit in ("def456", machine.UNKNOWN_COMMIT):
+        monkeypatch.setenv(machine.COMMIT_VARIABLE, commit)
+        assert ResultFile.of("load", [again]).beside(tmp_path).rows == (again,)
+
+
 def test_same_id_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="occurs twice"):
         ResultFile.write("load", [_row(), _row()], folder=tmp_path)

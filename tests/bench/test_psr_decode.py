@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench import psr_decode
+from bench.decode_case import Case
 from bench.harness import ResultFile
 from bench.models.random_checkpoint import write_checkpoint
 from bench.models.random_geometry import MoonlightGeometry, OlmoeGeometry, RandomGeometry
@@ -40,6 +41,7 @@ from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy
 from hetero_scheduler.trace import Trace
 from tests.bench.toy_geometry import TINY
 from tests.bench.traces.test_compact import INFO
+from tests.runtime.steps_on_cpu import steps_on_cpu
 
 SIZES = asdict(TINY) | {"kv_heads": 4, "experts": 16, "layers": 3}
 OLMOE = OlmoeGeometry(**SIZES)
@@ -84,8 +86,7 @@ def test_bench(model: str, file: Path, tmp_path: Path) -> None:
     percents = [50, 25] if model == "olmoe" else [25]
     residencies = ["--residencies", *(str(percent / 100) for percent in percents)]
     assert psr_decode.main([*words(tmp_path, file, model), *residencies]) == 0
-    (result,) = tmp_path.glob("*.json")
-    rows = {row.id: row for row in ResultFile.read(result).rows}
+    rows = {row.id: row for row in ResultFile.read(tmp_path / "psr_decode.json").rows}
     end = "" if model == "olmoe" else "_moonlight"
     for percent in percents:
         name = f"{percent}{end}"
@@ -98,6 +99,36 @@ def test_bench(model: str, file: Path, tmp_path: Path) -> None:
         assert demanded == copies["cache_prior"], "nothing is fetched ahead"
         assert 0 < rows[f"psr.hit_psr_{name}"].value < 100
     assert len(rows) == len(percents) * (2 * 3 + 4 * 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["olmoe", "moonlight"])
+def test_captured_steps_of_the_whole_bench(
+    model: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefetches over a link of the test, kernels in the interpreter."""
+    steps_on_cpu(monkeypatch)
+    monkeypatch.setattr(psr_decode, "Case", lambda policy, residency, _: Case(policy, residency, "graph"))
+    said = [*words(tmp_path, file, model), "--residencies", "0.5", "--runs", "1", "--tokens", "3"]
+    assert psr_decode.main([*said, "--policies", "cache_prior", "psr"]) == 0
+    rows = {row.id: row.value for row in ResultFile.read(tmp_path / "psr_decode.json").rows}
+    end = "50" if model == "olmoe" else "50_moonlight"
+    assert rows[f"psr.copies_psr_{end}"] > rows[f"psr.demand_copies_psr_{end}"] >= 0, "some are prefetched"
+
+
+def test_both_models_stand_in_one_file(file: Path, tmp_path: Path) -> None:
+    for model in ("olmoe", "moonlight"):
+        checkpoint = tmp_path / model
+        said = [*words(tmp_path, file, model), "--checkpoint", str(checkpoint), "--runs", "1"]
+        assert psr_decode.main([*said, "--residencies", "0.5", "--policies", "cache_prior", "psr"]) == 0
+    rows = {row.id for row in ResultFile.read(tmp_path / "psr_decode.json").rows}
+    assert {f"psr.vs_cacheprior_50{end}" for end in ("", "_moonlight")} <= rows
+    assert {f"psr.p99_ms_psr_50{end}" for end in ("", "_moonlight")} <= rows
+
+
+def test_no_engine_is_begun_without_time(file: Path, tmp_path: Path) -> None:
+    assert psr_decode.main([*words(tmp_path, file, "olmoe"), "--seconds", "0", "--runs", "1"]) == 0
+    assert not (tmp_path / "psr_decode.json").exists()
 
 
 def test_a_text_is_recorded_where_no_trace_is_given() -> None:
