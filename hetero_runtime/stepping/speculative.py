@@ -9,7 +9,7 @@ kept     c d              where the model says d, then x: d and x are committed,
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from hetero_runtime.generation import Request
-from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.profiling import span
 from hetero_runtime.speculation import CheckedSequences, CheckedText, Draft, DraftRow, Speculation
@@ -32,6 +32,7 @@ class SpeculativeStepper(Stepper):
     def __init__(self, sequences: CheckedSequences, passes: Passes, speculation: Speculation) -> None:
         self._sequences, self._passes = sequences, passes
         self._drafter, self._k = speculation.drafter, speculation.k
+        self._clock = CheckClock(passes.orchestrator)
 
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
@@ -40,7 +41,22 @@ class SpeculativeStepper(Stepper):
             self._drafter.open(request.params, checkpoint) as drafts,
         ):
             text = DraftedText(sequence, drafts, self._k)
-            yield SpeculativeTokens(text, self._passes, request, checkpoint)
+            yield SpeculativeTokens(text, self._passes, request, checkpoint, clock=self._clock)
+
+
+class CheckClock:
+    """Tells the orchestrator how long checks take: those of as many tokens as most have, because others do
+    not compare with them. Used in turn, as passes are."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._checks: Counter[int] = Counter()
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """A check of so many tokens, and reading what it says, took so long."""
+        self._checks[num_tokens] += 1
+        if self._checks[num_tokens] == max(self._checks.values()):
+            self._orchestrator.observe_steps(1, seconds)
 
 
 class DraftedText(NamedTuple):
@@ -71,9 +87,17 @@ class DraftedText(NamedTuple):
 class SpeculativeTokens(EagerTokens):
     """Committed tokens wait here; a pass runs only when a token after them is asked for."""
 
-    def __init__(self, text: DraftedText, passes: Passes, request: Request, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        text: DraftedText,
+        passes: Passes,
+        request: Request,
+        checkpoint: Checkpoint,
+        *,
+        clock: CheckClock,
+    ) -> None:
         super().__init__(text, passes, request, checkpoint)
-        self._text = text
+        self._text, self._clock = text, clock
         self._ready: deque[int] = deque()
 
     def next(self) -> int:
@@ -90,9 +114,11 @@ class SpeculativeTokens(EagerTokens):
             began_s = time.perf_counter()
             with span("draft"):
                 draft = text.drafts.draft(history, most)
-            draft_s = time.perf_counter() - began_s
+            drafted_s = time.perf_counter()
+            draft_s = drafted_s - began_s
             logits = text.check(history[-1], draft, self._passes.device)
-            tokens = committed(logits, draft, self._sampler, history=history)
+            tokens = committed(logits, draft, self._sampler, history=history)  # waits for the device
+            self._clock.observe(len(draft.token_ids) + 1, time.perf_counter() - drafted_s)
             text.keep(len(tokens))
             self._passes.stats.drafted(len(draft.token_ids), accepted=len(tokens) - 1, seconds=draft_s)
         history += tokens

@@ -14,7 +14,7 @@ from hetero_gpu.experts.prefill import GroupedExperts
 from hetero_gpu.experts.reference import expert_reference, experts_reference
 from hetero_runtime import graph
 from hetero_runtime.config import resolution
-from hetero_runtime.hf import graph_sequences
+from hetero_runtime.hf import check_graphs, graph_sequences
 from tests.gpu.control.fake_link import FakeLink
 
 FEW_LOOKS = 20
@@ -67,6 +67,7 @@ def steps_on_cpu(monkeypatch: pytest.MonkeyPatch) -> FakeLink:
         (graph, "small_choosers", lambda _model: None),
         (graph, "fuse_attention", lambda *_, **__: None),
         (graph_sequences, "GraphCapture", _AsTheyAre),
+        (check_graphs, "GraphCapture", _AsTheyAre),
         (DecodeExperts, "__call__", _compute),
         (GroupedExperts, "add", _add),
         (GroupedExperts, "finish", _finish),

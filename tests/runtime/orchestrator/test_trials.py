@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hetero_runtime.engine import Engine
 from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.graph_sequences import GraphSequences
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.passes import Passes
 from hetero_runtime.stats import StatsRecorder
 from hetero_runtime.stepping.graph import GraphStepper
@@ -17,6 +20,7 @@ from hetero_runtime.turns import Turns
 from hetero_scheduler.misses.trials import SETTLE_STEPS
 from tests.architectures import build_checkpoint, prompt_ids
 from tests.runtime.orchestrator.test_device import load, on_device
+from tests.runtime.steps_on_cpu import steps_on_cpu
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU"
@@ -62,3 +66,35 @@ def test_steps_are_timed_shares_applied_and_a_lost_cpu_left_out_of_the_next_step
     orchestrator.check()
     orchestrator.close()
     parts.close()
+
+
+def test_checks_of_drafts_are_timed_and_their_misses_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, prompt = build_checkpoint("Mixtral", tmp_path), prompt_ids(6)[0].tolist() * 2
+    steps_on_cpu(monkeypatch)
+
+    def engine_with(handler: str) -> Engine:
+        words: dict[str, Any] = {
+            "memory": {"residency": 0.5},
+            "execution": {"mode": "graph", "max_rows": 1, "max_length": 64},
+            "speculation": {"drafter": "prompt_lookup", "k": 2},
+            "misses": {"handler": handler},
+        }
+        return Engine.load(folder, device="cpu", **words)
+
+    with engine_with("load") as engine:
+        expected = engine.generate(prompt, max_tokens=12, ignore_eos=True).token_ids
+    with engine_with("hybrid") as engine:
+        orchestrator = engine._parts.orchestrator
+        assert isinstance(orchestrator, DeviceOrchestrator)
+        trials = orchestrator.trials
+        assert trials is not None
+        while trials.share < 0.5:
+            trials.observe(4, 4 * (1 - trials.share / 2))
+        assert engine.generate(prompt, max_tokens=12, ignore_eos=True).token_ids == expected
+        decode, drafts = engine.stats().decode, engine.stats().drafts
+        assert drafts.accepted > 0
+        assert decode.in_place.experts > 0
+        assert SETTLE_STEPS - drafts.passes <= trials._settling < SETTLE_STEPS
+        engine.check()

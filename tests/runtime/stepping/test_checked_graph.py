@@ -38,6 +38,11 @@ class Experts(IdleOrchestrator):
     def __init__(self) -> None:
         self.active = torch.ones(MOST, dtype=torch.bool)
         self.steps: list[list[bool]] = []
+        self.timed: list[tuple[int, float]] = []
+
+    def observe_steps(self, num_steps: int, seconds: float) -> None:
+        """Of so many tokens."""
+        self.timed.append((sum(self.active.tolist()), seconds))
 
     @contextmanager
     def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
@@ -110,6 +115,17 @@ def test_rows_of_a_step_that_are_no_tokens_are_told_to_the_experts(folder: Path)
     assert all(step == sorted(step, reverse=True) for step in experts.steps)
     assert sum(counts) == NUM_TOKENS - 1  # everything was right: each token was read once
     assert max(counts) == MOST
+
+
+def test_checks_of_the_usual_number_of_tokens_are_timed(folder: Path) -> None:
+    expected = tokens_of(greedy_logits(reference_model(folder), PROMPT, num_steps=NUM_TOKENS - 1))
+    stepper, experts, _ = serving(reference_model(folder), expected, every=100)
+    answer(stepper)
+    counts = [sum(step) for step in experts.steps]
+    assert counts[:-1] == [MOST] * (len(counts) - 1)
+    assert counts[-1] < MOST
+    assert [count for count, _ in experts.timed] == counts[:-1]  # the last one does not compare
+    assert min(seconds for _, seconds in experts.timed) > 0
 
 
 def test_what_a_configuration_allows_is_what_kernels_take() -> None:
