@@ -180,8 +180,8 @@ class MissesConfig:
     transformers' up to rounding, and with hybrid the rounding depends on timing. With execution.mode: graph
     that is for decode steps, the misses of a prompt are loaded, and hybrid tries shares of the misses in
     turn, over some hundred steps, and keeps the one with which whole steps are fastest; a layer loads one of
-    its misses every few tokens in any case. With cpu nothing is, so over a long text fewer experts hit. Where
-    drafts are checked, hybrid goes by the checks of as many tokens as most have."""
+    its misses every few tokens in any case. With cpu nothing is, so over a long text fewer experts hit. Steps
+    compare where they have as many tokens as most have had of late: so many rows, or drafted tokens."""
     cpu_share: Share | Auto = "auto"
     """Share of each layer's misses that hybrid computes on the CPU, those of least worth. auto: by measured
     costs. A number asks no clock: the same requests, one after another, give the same bits in every run."""

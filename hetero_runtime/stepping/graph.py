@@ -28,6 +28,7 @@ from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan, Submitte
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.stepping.base import Stepper, Tokens
+from hetero_runtime.stepping.usual import UsualSteps
 
 VISIT_S = 4e-3
 """How long a round should last: short for whoever reads a stream, long beside a visit of the host."""
@@ -42,6 +43,13 @@ class _Round(NamedTuple):
     began_s: float
 
 
+class _Timed(NamedTuple):
+    """What is timed of a round."""
+
+    num_steps: int
+    num_tokens: int
+
+
 class GraphStepper(Stepper):
     """See the module docstring. Methods with an underscore are for who holds the turn."""
 
@@ -51,7 +59,8 @@ class GraphStepper(Stepper):
         self._left: deque[int] = deque()
         self._under_way: deque[_Round] = deque()
         self._last_done_s, self._step_s = 0.0, VISIT_S
-        self._watch: Stopwatch[int] = stopwatch_for(passes.device)
+        self._watch: Stopwatch[_Timed] = stopwatch_for(passes.device)
+        self._usual = UsualSteps(passes.orchestrator)
 
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
@@ -100,8 +109,8 @@ class GraphStepper(Stepper):
                 while len(self._under_way) < 2 and (wanted := self._wanted()):
                     self._under_way.append(self._submit(wanted))
                 said = self._under_way[0].submitted.wait()
-                for lap in self._watch.laps():
-                    self._passes.orchestrator.observe_steps(lap.what, lap.seconds)
+                for (steps, tokens), seconds in self._watch.laps():
+                    self._usual.observe(steps, seconds, tokens_a_step=tokens / steps)
         except Exception as error:
             self._fail(error)
             return
@@ -125,7 +134,7 @@ class GraphStepper(Stepper):
         began_s = time.perf_counter()
         self._watch.start()
         submitted = self._sequences.submit(StepPlan(active, None if is_plain else uniforms))
-        self._watch.stop(num_steps)
+        self._watch.stop(_Timed(num_steps, sum(shares.values())))
         return _Round(submitted, shares, began_s)
 
     def _hand_out(self, done: _Round, said: list[list[int]]) -> None:

@@ -9,7 +9,7 @@ kept     c d              where the model says d, then x: d and x are committed,
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -17,13 +17,14 @@ from typing import NamedTuple
 import torch
 
 from hetero_runtime.generation import Request
-from hetero_runtime.orchestrator import Orchestrator, Phase
+from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.profiling import span
 from hetero_runtime.speculation import CheckedSequences, CheckedText, Draft, DraftRow, Speculation
 from hetero_runtime.speculation.acceptance import committed
 from hetero_runtime.stepping.base import Stepper, Tokens
 from hetero_runtime.stepping.eager import EagerTokens
+from hetero_runtime.stepping.usual import UsualSteps
 
 
 class SpeculativeStepper(Stepper):
@@ -32,7 +33,7 @@ class SpeculativeStepper(Stepper):
     def __init__(self, sequences: CheckedSequences, passes: Passes, speculation: Speculation) -> None:
         self._sequences, self._passes = sequences, passes
         self._drafter, self._k = speculation.drafter, speculation.k
-        self._clock = CheckClock(passes.orchestrator)
+        self._clock = UsualSteps(passes.orchestrator)
 
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
@@ -42,21 +43,6 @@ class SpeculativeStepper(Stepper):
         ):
             text = DraftedText(sequence, drafts, self._k)
             yield SpeculativeTokens(text, self._passes, request, checkpoint, clock=self._clock)
-
-
-class CheckClock:
-    """Tells the orchestrator how long checks take: those of as many tokens as most have, because others do
-    not compare with them. Used in turn, as passes are."""
-
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self._checks: Counter[int] = Counter()
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """A check of so many tokens, and reading what it says, took so long."""
-        self._checks[num_tokens] += 1
-        if self._checks[num_tokens] == max(self._checks.values()):
-            self._orchestrator.observe_steps(1, seconds)
 
 
 class DraftedText(NamedTuple):
@@ -94,7 +80,7 @@ class SpeculativeTokens(EagerTokens):
         request: Request,
         checkpoint: Checkpoint,
         *,
-        clock: CheckClock,
+        clock: UsualSteps,
     ) -> None:
         super().__init__(text, passes, request, checkpoint)
         self._text, self._clock = text, clock
@@ -118,7 +104,8 @@ class SpeculativeTokens(EagerTokens):
             draft_s = drafted_s - began_s
             logits = text.check(history[-1], draft, self._passes.device)
             tokens = committed(logits, draft, self._sampler, history=history)  # waits for the device
-            self._clock.observe(len(draft.token_ids) + 1, time.perf_counter() - drafted_s)
+            num_read = len(draft.token_ids) + 1
+            self._clock.observe(1, time.perf_counter() - drafted_s, tokens_a_step=num_read)
             text.keep(len(tokens))
             self._passes.stats.drafted(len(draft.token_ids), accepted=len(tokens) - 1, seconds=draft_s)
         history += tokens

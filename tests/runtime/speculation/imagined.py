@@ -13,7 +13,8 @@ from hetero_runtime.generation import Request, SamplingParams
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.speculation import CheckedText, Draft, Drafter, DraftRow
 from hetero_runtime.stats import DraftStats
-from hetero_runtime.stepping.speculative import CheckClock, DraftedText, SpeculativeTokens
+from hetero_runtime.stepping.speculative import DraftedText, SpeculativeTokens
+from hetero_runtime.stepping.usual import UsualSteps
 from tests.runtime.stepping.idle import IdleOrchestrator
 
 
@@ -103,7 +104,7 @@ def speculate(
     sequence: Any = TableSequence(table)
     passes: Any = ImaginedPasses()
     request = Request(prompt, SamplingParams(**params))
-    text, clock = DraftedText(CheckedText(sequence), drafts, k), CheckClock(IdleOrchestrator())
+    text, clock = DraftedText(CheckedText(sequence), drafts, k), UsualSteps(IdleOrchestrator())
     tokens = SpeculativeTokens(text, passes, request, lambda: None, clock=clock)
     answer = [tokens.first({})]
     while len(answer) < request.params.max_tokens:
