@@ -32,7 +32,11 @@ def measure(name: str, device: str) -> list[Verification]:
     with tempfile.TemporaryDirectory() as folder:
         path = build_checkpoint(name, Path(folder))
         config = load_config(
-            {"model": {"path": str(path)}, "device": device, "execution": {"max_length": 256}}
+            {
+                "model": {"path": str(path)},
+                "device": device,
+                "execution": {"mode": "eager", "max_length": 256},
+            }
         )
         return verify([plan_for(one) for one in three_residencies(config)])
 

@@ -43,7 +43,7 @@ class Packed(NamedTuple):
             "preset": preset,
             "device": device,
             "memory": memory,
-            "execution": {"max_rows": 1, "max_length": 512},
+            "execution": {"mode": "eager", "max_rows": 1, "max_length": 512},  # as below host memory
         }
         case = TierCase.run(self.folder, config, tokens=tokens, routing=self.routing, limit_s=LIMIT_S)
         print(

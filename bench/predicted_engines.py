@@ -25,7 +25,7 @@ from bench.traces.routers import Recital
 from hetero_runtime.config import Config, ResolvedConfig
 from hetero_runtime.config.tree import Horizon
 from hetero_runtime.experts.base import ExpertStore
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING
+from hetero_runtime.plan.captured import MOST_OUTSTANDING
 from hetero_runtime.planned import decide, plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.prediction.horizons import predictors_of

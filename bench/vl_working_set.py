@@ -120,7 +120,7 @@ def _settings(case: Case, *, prefix: int, residency: float, device: str) -> dict
         "eviction": {"policy": "lfu"},
         "prediction": {"predictor": "none"},
         "prefetch": {"schedule": "none"},
-        "execution": {"max_rows": 1},
+        "execution": {"mode": "eager", "max_rows": 1},
         "vision": vision_of(case),
     }
 

@@ -182,6 +182,7 @@ def _run(
         store=tiers.store,
         slabs=tiers.slabs,
         cache=tiers.cache,
+        memory=config.memory,
         orchestrator=_make_orchestrator(
             config, skeleton, tiers, foresight=foresight, routing=minds.routing, in_place=in_place
         ),

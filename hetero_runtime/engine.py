@@ -17,6 +17,7 @@ Inside each pass transformers runs the model and calls `orchestrator.run_layer` 
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -51,6 +52,8 @@ from hetero_runtime.stats import EngineStats, StatsRecorder
 from hetero_runtime.stepping import make_stepper
 from hetero_runtime.tuning import find_candidates, settle
 from hetero_runtime.turns import Turns
+
+log = logging.getLogger(__name__)
 
 NUM_WAITING = 28
 """Requests from asyncio that may wait for a place in a thread, where cancellation and deadline reach them at
@@ -121,7 +124,10 @@ class Engine:
         if config.preset == "auto":
             candidates = find_candidates(partial(config_from, source, overrides))
             return cls(settle(candidates, progress=progress).parts)
-        return cls(assemble(plan_for(config).config, progress=progress))
+        planned = plan_for(config)
+        if planned.memory.why_eager is not None:
+            log.info("execution.mode: auto is eager: %s", planned.memory.why_eager)
+        return cls(assemble(planned.config, progress=progress))
 
     @property
     def config(self) -> ResolvedConfig:

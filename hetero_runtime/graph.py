@@ -20,7 +20,7 @@ from hetero_gpu.tables import DeviceTables, MappedBank
 from hetero_runtime.experts.kernel_format import UnreadableError, expert_format
 from hetero_runtime.experts.store import BankStore
 from hetero_runtime.graph_ahead import Ahead, look_ahead
-from hetero_runtime.hf.attention import keeps_states, why_not_capturable
+from hetero_runtime.hf.attention import layer_kinds, why_not_capturable
 from hetero_runtime.hf.check_graphs import CheckGraphs
 from hetero_runtime.hf.fused_attention import fuse_attention
 from hetero_runtime.hf.graph_sequences import GraphSequences
@@ -31,13 +31,18 @@ from hetero_runtime.hf.small_ops import install_small_ops
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
-    MOST_OUTSTANDING,
     Asker,
     AskOneLayerAhead,
     CapturedPrefetch,
 )
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.grouped import ForeseesPrompts, GroupedOrchestrator
+from hetero_runtime.plan.captured import (
+    MOST_OUTSTANDING,
+    slabs_of_layers,
+    why_drafts_stay,
+    why_too_few_slabs,
+)
 from hetero_runtime.plan.demand import GROUPED_TOKENS
 from hetero_runtime.routing import Routing
 from hetero_runtime.routing.captured import CapturedRouting
@@ -193,28 +198,22 @@ def _check_capturable(parts: EagerParts, places: Places, *, top_k: int, spare: i
         raise NotCapturableError("there is no CUDA device")
     if reason := why_not_capturable(parts.model.config):
         raise NotCapturableError(reason)
-    if places.num_drafted and keeps_states(parts.model.config):
-        raise NotCapturableError("its layers of linear attention cannot forget the tokens of a draft")
+    if places.num_drafted and (reason := why_drafts_stay(layer_kinds(parts.model.config))):
+        raise NotCapturableError(reason)
     if not _bank(parts).is_registered:
         raise NotCapturableError("CUDA did not register the host bank: the device cannot read misses itself")
     if rows > MOST_TOKENS:
         raise NotCapturableError(f"a captured step has at most {MOST_TOKENS} rows, and {rows} were asked for")
-    _check_slabs(parts, num_experts=min(rows * top_k, parts.store.num_experts), rows=rows, spare=spare)
-
-
-def _check_slabs(parts: EagerParts, *, num_experts: int, rows: int, spare: int) -> None:
-    """All that a layer of a step can need has to be resident at once, beside `spare` prefetches."""
-    sizes = [parts.cache.pool_size(layer) for layer in range(parts.store.num_layers)]
-    needed = min(num_experts + spare, parts.store.num_experts * parts.store.num_layers)
-    if min(sizes) >= needed or min(sizes) == parts.store.num_experts:
-        return
-    is_shared = max(sizes) == parts.slabs.num_slabs
-    num_pools = 1 if is_shared else sum(size < parts.store.num_experts for size in sizes)
-    beside = f" beside {spare} prefetches" if spare else ""
-    raise NotCapturableError(
-        f"a layer has {min(sizes)} slabs, and {rows} rows can need {num_experts} experts of it at once"
-        f"{beside}; set memory.slabs={needed * num_pools} or more, or fewer execution.max_rows"
+    reason = why_too_few_slabs(
+        slabs_of_layers(parts.memory, num_layers=parts.store.num_layers),
+        parts.memory.pool,
+        num_experts=parts.store.num_experts,
+        rows=rows,
+        top_k=top_k,
+        spare=spare,
     )
+    if reason is not None:
+        raise NotCapturableError(reason)
 
 
 def _for_prompts(

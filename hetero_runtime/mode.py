@@ -13,6 +13,7 @@ import torch
 
 from hetero_gpu import SlabCache, SlabPool
 from hetero_runtime.config import ResolvedConfig
+from hetero_runtime.config.tree import ResolvedMemory
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.foresight import ForeseenSequences, Foresight
 from hetero_runtime.foresight.build import extra_in_graph
@@ -46,6 +47,7 @@ class EagerParts(NamedTuple):
     store: ExpertStore
     slabs: SlabPool
     cache: SlabCache
+    memory: ResolvedMemory
     orchestrator: EagerOrchestrator
     dtype: torch.dtype
     predictors: Sequence[Mamba2Predictor] = ()

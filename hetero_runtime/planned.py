@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetero_runtime.calibration import locate_calibration, locate_profile
-from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve
+from hetero_runtime.config import Config, ResolvedConfig, model_dir, resolve, settle_mode
 from hetero_runtime.config.forecasts import schedules_forecasts
 from hetero_runtime.config.tree import Horizon, slabs_are_bank
 from hetero_runtime.config.unified import choose_device
@@ -34,6 +34,8 @@ class Decided(NamedTuple):
     config: ResolvedConfig
     geometry: Geometry
     hardware: Hardware
+    why_eager: str | None = None
+    """Why `execution.mode: auto` is eager on a GPU; None where it is not."""
 
 
 def plan_for(config: Config) -> Planned:
@@ -42,19 +44,19 @@ def plan_for(config: Config) -> Planned:
     Raises ConfigError, CheckpointError, or BudgetError with the smallest change that would fit.
     """
     decided = decide(config)
-    return Planned(decided.config, make_plan(decided.geometry, decided.config, decided.hardware))
+    memory = make_plan(decided.geometry, decided.config, decided.hardware)
+    return Planned(decided.config, replace(memory, why_eager=decided.why_eager))
 
 
 def decide(config: Config) -> Decided:
-    """Every `auto` decided; whether it fits is not asked. Raises as `plan_for`."""
+    """Every `auto` decided; whether it fits is not asked, but for the step that `auto` may capture. Raises as
+    `plan_for`."""
     geometry, hardware = read_geometry(model_dir(config)), detect(config.device)
     geometry = quantized(geometry, config.model.experts)
     predictor = locate_predictor(config.prediction, geometry)
     if predictor is not None:
         geometry = replace(geometry, predictor_bytes=predictor.num_bytes)
-        horizon = _horizon(config, hardware, predictor.horizons)
-        located = replace(config.prediction, path=str(predictor.path), horizon=horizon)
-        config = replace(config, prediction=located)
+        config = replace(config, prediction=replace(config.prediction, path=str(predictor.path)))
     lookahead = locate_lookahead(config.prediction, geometry, device=choose_device(config, hardware))
     if lookahead is not None:
         geometry = replace(geometry, lookahead=lookahead.geometry)
@@ -70,7 +72,11 @@ def decide(config: Config) -> Decided:
     if expert_file is not None:
         config = replace(config, memory=replace(config.memory, expert_file=str(expert_file)))
         geometry = replace(geometry, source_record_bytes=0)  # nothing is quantised any more
-    return Decided(resolve(config, hardware, geometry), geometry, hardware)
+    config, why_eager = settle_mode(config, hardware, geometry)
+    if predictor is not None:
+        horizon = _horizon(config, hardware, predictor.horizons)
+        config = replace(config, prediction=replace(config.prediction, horizon=horizon))
+    return Decided(resolve(config, hardware, geometry), geometry, hardware, why_eager)
 
 
 def _horizon(config: Config, hardware: Hardware, learned: tuple[Horizon, ...]) -> Horizon:

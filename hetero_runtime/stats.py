@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hetero_gpu import CacheStats, SlabCache
+from hetero_runtime.config.tree import Mode
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.orchestrator.ahead import PredictionStats
@@ -70,6 +71,8 @@ class DraftStats:
 class EngineStats:
     """A snapshot. `slots` counts slots by state; `disk` what was read from below host memory."""
 
+    mode: Mode
+    """How decode steps run: what was decided, or eager where the step could not be captured after all."""
     requests: int
     active_rows: int
     prefill: PhaseStats
@@ -117,6 +120,10 @@ class StatsRecorder:
     ) -> None:
         self._cache, self._orchestrator, self._routing = cache, orchestrator, routing
         self._guard = threading.Lock()
+        # what the device counted before, while somebody tried these parts out
+        self._before = orchestrator.device_stats()
+        self._in_place_before = orchestrator.device_in_place_stats()
+        self._routed_before = self._device_routing()
         self._phases = {phase: PhaseStats(0, 0, 0.0, 0.0, CacheStats(), RoutingStats()) for phase in Phase}
         self._drafts = DraftStats()
         self._requests = 0
@@ -183,10 +190,12 @@ class StatsRecorder:
         """Everything so far."""
         with self._guard:
             decode = self._phases[Phase.DECODE]
-            on_device = self._orchestrator.device_stats()  # waits for what is submitted, so it comes first
-            in_place = self._orchestrator.device_in_place_stats()
-            routed = RoutingStats() if self._routing is None else self._routing.device_stats()
+            # waits for what is submitted, so it comes first
+            on_device = self._orchestrator.device_stats() - self._before
+            in_place = self._orchestrator.device_in_place_stats() - self._in_place_before
+            routed = self._device_routing() - self._routed_before
             return EngineStats(
+                mode=self._orchestrator.mode,
                 requests=self._requests,
                 active_rows=self._active_rows,
                 prefill=self._phases[Phase.PREFILL],
@@ -205,6 +214,9 @@ class StatsRecorder:
                 drafts=self._drafts,
                 compression=compression,
             )
+
+    def _device_routing(self) -> RoutingStats:
+        return RoutingStats() if self._routing is None else self._routing.device_stats()
 
     def _routing_stats(self) -> RoutingStats:
         return RoutingStats() if self._routing is None else self._routing.stats()

@@ -18,11 +18,18 @@ def config_command(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the resolved configuration: every `auto` decided, nothing loaded."""
+    """Print the resolved configuration: every `auto` decided, nothing loaded; above it, as a comment, why a
+    GPU decodes eagerly where `execution.mode: auto` could not do better."""
     import yaml
 
     from hetero_runtime.config import load_config, render
     from hetero_runtime.planned import decide
 
-    text = render(decide(load_config(file, overrides=overrides or ())).config)
-    typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text, nl=as_json)
+    decided = decide(load_config(file, overrides=overrides or ()))
+    text = render(decided.config)
+    if as_json:
+        typer.echo(json.dumps(yaml.safe_load(text)))
+        return
+    if decided.why_eager is not None:
+        typer.echo(f"# execution.mode: auto is eager here: {decided.why_eager}")
+    typer.echo(text, nl=False)

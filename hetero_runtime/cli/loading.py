@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hetero_runtime.planned import Planned
 
 
+CAPTURING = "capturing the decode step (on a fresh machine its kernels compile first, which takes seconds)"
+
+
 def plan_to_load(config: Config) -> Planned:
     """What `plan_for` decides, of a model that has a tokenizer: all that can be wrong without torch is told
     before a command imports it. Raises as `plan_for`."""
@@ -34,7 +37,8 @@ def load_engine(planned: Planned) -> Engine:
     from hetero_runtime.hf.console import keep_quiet
 
     keep_quiet()
-    with BytesProgress("reading experts") as progress:
+    then = CAPTURING if planned.config.execution.mode == "graph" else ""
+    with BytesProgress("reading experts", then=then) as progress:
         return Engine(assemble(planned.config, progress=progress))
 
 
@@ -53,7 +57,7 @@ def open_engine(
     from hetero_runtime.tuning import find_candidates, settle
 
     keep_quiet()
-    with BytesProgress("reading experts") as progress:
+    with BytesProgress("reading experts", then="trying what could be fastest, for some seconds") as progress:
         settled = settle(find_candidates(make), progress=progress)
     console.print("preset: auto", *settled.choice.lines(), "", sep="\n", highlight=False)
     return Engine(settled.parts)

@@ -22,10 +22,12 @@ from rich.progress import (
 class BytesProgress:
     """A bar that is called with (bytes_done, bytes_total), as `experts.store.load_store` does.
 
-    A context manager; draws on standard error, and nothing at all where that is not a terminal.
+    A context manager; draws on standard error, and nothing at all where that is not a terminal. `then`: a
+    line for when all is read, about what goes on after that.
     """
 
-    def __init__(self, description: str, *, console: Console | None = None) -> None:
+    def __init__(self, description: str, *, then: str = "", console: Console | None = None) -> None:
+        self._then = then
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,6 +43,9 @@ class BytesProgress:
     def __call__(self, bytes_done: int, bytes_total: int) -> None:
         """Draw the bar at `bytes_done` of `bytes_total`."""
         self._bar.update(self._task, completed=bytes_done, total=bytes_total)
+        if self._then and not self._bar.disable and bytes_done >= bytes_total:
+            self._bar.console.print(self._then, highlight=False)
+            self._then = ""
 
     def __enter__(self) -> BytesProgress:
         self._bar.start()

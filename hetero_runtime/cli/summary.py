@@ -26,6 +26,7 @@ def summary_table(
     for name in ("", "prefill", "decode"):
         table.add_column(name, justify="right" if name else "left")
     phases = (stats.prefill, stats.decode)
+    table.add_row("mode of decoding", "", stats.mode)
     table.add_row("tokens", *(f"{phase.tokens:,}" for phase in phases))
     table.add_row("tokens a second", *(f"{phase.tok_s:,.1f}" for phase in phases))
     table.add_row("time to first token", f"{timings.ttft_s * 1e3:,.0f} ms", "")
@@ -51,7 +52,8 @@ def summary_table(
         table.add_row("logical copies a token", *(_copies(phase) for phase in phases))
         table.add_row("not the router's, a token", *(_deviations(phase) for phase in phases))
     table.add_row("stalled misses, in layers", *(_stalled(phase) for phase in phases))
-    table.add_row("time stalled", *(_stall(phase) for phase in phases))
+    in_step = "inside the step" if stats.mode == "graph" else _stall(stats.decode)  # where no host waits
+    table.add_row("time stalled", _stall(stats.prefill), in_step)
     table.add_row("bytes moved", *(f"{phase.cache.bytes_moved / 1e6:,.1f} MB" for phase in phases))
     table.add_row("computed by the CPU in place", *(_in_place(phase) for phase in phases))
     table.add_row("slabs", "", f"{stats.slab_bytes / 1e6:,.1f} MB")

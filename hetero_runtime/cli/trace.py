@@ -51,13 +51,14 @@ def trace_command(
 
     from hetero_runtime.cli.loading import plan_to_load
     from hetero_runtime.cli.options import config_of
+    from hetero_runtime.config.mode import eager_unless_named
     from hetero_runtime.trace import RoutingFacts
     from hetero_runtime.trace.documents import read_documents
     from hetero_runtime.whole_file import check_folder
 
     check_folder(out)
     texts = read_documents(prompts)
-    planned = plan_to_load(config_of(model, config, overrides))
+    planned = plan_to_load(eager_unless_named(config_of(model, config, overrides)))
     recorded = _record(
         planned.config,
         texts,

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from hetero_runtime.verify import Verification
 
 
-COLUMNS = ("slabs", "residency", "tokens", "equal", "largest logit error", "hit rate", "first difference")
+COLUMNS = (
+    "slabs",
+    "residency",
+    "mode",
+    "tokens",
+    "equal",
+    "largest logit error",
+    "hit rate",
+    "first difference",
+)
 
 
 @exit_on_error
@@ -34,7 +43,9 @@ def verify_command(
 ) -> None:
     """Compare greedy tokens, logits and layers with plain transformers; exit code 1 when they disagree.
 
-    That is when tokens differ; or, with misses.handler cpu or hybrid, when logits differ beyond rounding.
+    That is when tokens differ; or, with captured steps and with misses.handler cpu or hybrid, which sum in
+    another order, when logits differ beyond rounding. The engine decodes as it would serve: write
+    --set execution.mode=eager for transformers' own bits on a GPU.
 
     At the smallest legal residency, 25 % and 100 %, unless memory.slabs or memory.residency says which.
     """
@@ -72,6 +83,7 @@ def _table(results: list[Verification]) -> Table:
         table.add_row(
             f"{result.slabs:,}",
             f"{result.residency:.1%}",
+            result.mode,
             f"{result.num_tokens}",
             _equal(result),
             _error(result),

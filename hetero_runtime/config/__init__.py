@@ -2,6 +2,7 @@
 
     load_config(source, overrides=...) -> Config            what the user wrote, checked
     model_dir(config) -> Path                               its model folder
+    settle_mode(config, hardware, geometry) -> Settled      captured steps or eager passes, and why
     resolve(config, hardware, geometry) -> ResolvedConfig   no `auto` left; nothing changes afterwards
     render(resolved) -> str                                 the resolved tree as YAML
 
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetero_runtime.config.load import load_config
     from hetero_runtime.config.locate import model_dir
+    from hetero_runtime.config.mode import settle_mode
     from hetero_runtime.config.resolution import render, resolve
     from hetero_runtime.config.tree import Config, ResolvedConfig
 
-__all__ = ["Config", "ResolvedConfig", "load_config", "model_dir", "render", "resolve"]
+__all__ = ["Config", "ResolvedConfig", "load_config", "model_dir", "render", "resolve", "settle_mode"]
 
 _HOME = {
     "Config": "tree",
@@ -28,6 +30,7 @@ _HOME = {
     "model_dir": "locate",
     "render": "resolution",
     "resolve": "resolution",
+    "settle_mode": "mode",
 }
 
 

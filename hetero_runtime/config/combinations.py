@@ -28,7 +28,7 @@ def check_combinations(config: Config, source: str) -> None:
     _check_memory(config, source)
     _check_backing(config, source)
     _check_forecasts(config, source)
-    _check_mode(config, source)
+    check_mode(config, source)
     _check_speculation(config, source)
     check_routing(config, source)
     if config.routing.policy != "exact" and acts_on_forecasts(config):
@@ -46,6 +46,23 @@ def check_combinations(config: Config, source: str) -> None:
             f"{config.prediction.predictor}, which "
             "reads every layer of each token; write preset: lru, or vision.keep_ratio: 1"
         )
+
+
+def check_mode(config: Config, source: str) -> None:
+    """Raise ConfigError for what the mode that stands there cannot do; `auto` may be either."""
+    rows = config.execution.max_rows
+    if config.prediction.predictor == "pregate":
+        _check_pregate(config, source)
+    if config.execution.mode != "graph":
+        return
+    if rows > MOST_CHECKED and config.speculation.drafter == "none":
+        raise ConfigError(
+            f"{source}: execution.max_rows: {rows} with execution.mode: graph is too many: a captured step "
+            f"has {MOST_CHECKED} rows at most; write execution.max_rows: {MOST_CHECKED}, or "
+            "execution.mode: eager"
+        )
+    if config.prediction.predictor != "pregate" and acts_on_forecasts(config):
+        _check_foresight_in_graph(config, source)
 
 
 def require_no_drafter(speculation: SpeculationConfig, what: str) -> None:
@@ -119,32 +136,34 @@ def _check_forecasts(config: Config, source: str) -> None:
         )
 
 
-def _check_mode(config: Config, source: str) -> None:
+def _check_pregate(config: Config, source: str) -> None:
     mode, schedule = config.execution.mode, config.prefetch.schedule
-    if config.prediction.predictor == "pregate":
-        if mode != "graph" or schedule != "top_b" or config.eviction.policy in FORECAST_EVICTIONS:
-            raise ConfigError(
-                f"{source}: prediction.predictor: pregate looks one layer ahead, inside the captured step, "
-                f"for the schedule top_b; here execution.mode: {mode}, prefetch.schedule: {schedule}, "
-                f"eviction.policy: {config.eviction.policy}. Write execution.mode: graph, prefetch.schedule: "
-                "top_b and eviction.policy: lru"
-            )
-    elif mode == "graph" and acts_on_forecasts(config):
-        predictor, eviction = config.prediction.predictor, config.eviction.policy
-        known_schedule, known_evictions = _FORESIGHT_IN_GRAPH.get(predictor, ("", ()))
-        if schedule != known_schedule or eviction not in known_evictions:
-            raise ConfigError(
-                f"{source}: with execution.mode: graph {_listener(config)} needs all of "
-                "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady, or of "
-                "lookahead_mlp, top_b and lookahead (or lru, lfu, lfru); here they are "
-                f"{predictor}, {schedule}, {eviction}. Write preset: seqmoe or vismmoe alone, or "
-                "execution.mode: eager"
-            )
-        if config.routing.policy != "exact":
-            raise ConfigError(
-                f"{source}: routing.policy: {config.routing.policy} with forecasts and execution.mode: graph "
-                "is not in this version; write routing.policy: exact, or execution.mode: eager"
-            )
+    if mode == "eager" or schedule != "top_b" or config.eviction.policy in FORECAST_EVICTIONS:
+        raise ConfigError(
+            f"{source}: prediction.predictor: pregate looks one layer ahead, inside the captured step, "
+            f"for the schedule top_b; here execution.mode: {mode}, prefetch.schedule: {schedule}, "
+            f"eviction.policy: {config.eviction.policy}. Write execution.mode: graph, prefetch.schedule: "
+            "top_b and eviction.policy: lru"
+        )
+
+
+def _check_foresight_in_graph(config: Config, source: str) -> None:
+    predictor, eviction = config.prediction.predictor, config.eviction.policy
+    schedule = config.prefetch.schedule
+    known_schedule, known_evictions = _FORESIGHT_IN_GRAPH.get(predictor, ("", ()))
+    if schedule != known_schedule or eviction not in known_evictions:
+        raise ConfigError(
+            f"{source}: with execution.mode: graph {_listener(config)} needs all of "
+            "prediction.predictor: mamba2, prefetch.schedule: jsd and eviction.policy: belady, or of "
+            "lookahead_mlp, top_b and lookahead (or lru, lfu, lfru); here they are "
+            f"{predictor}, {schedule}, {eviction}. Write preset: seqmoe or vismmoe alone, or "
+            "execution.mode: eager"
+        )
+    if config.routing.policy != "exact":
+        raise ConfigError(
+            f"{source}: routing.policy: {config.routing.policy} with forecasts and execution.mode: graph "
+            "is not in this version; write routing.policy: exact, or execution.mode: eager"
+        )
 
 
 def _check_speculation(config: Config, source: str) -> None:

@@ -10,7 +10,7 @@ _LRU: dict[str, dict[str, Any]] = {
     "prefetch": {"schedule": "popularity"},
     "eviction": {"policy": "lru"},
     "misses": {"handler": "load"},
-    "execution": {"mode": "eager"},
+    "execution": {"mode": "auto"},
 }
 
 _SEQMOE: dict[str, dict[str, Any]] = {
@@ -19,7 +19,7 @@ _SEQMOE: dict[str, dict[str, Any]] = {
     "prefetch": {"schedule": "jsd", "extra": 3},
     "eviction": {"policy": "belady"},
     "misses": {"handler": "load"},
-    "execution": {"mode": "eager"},
+    "execution": {"mode": "auto"},
 }
 
 _PSR: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ _PSR: dict[str, dict[str, Any]] = {
     "prefetch": {"schedule": "bounded", "in_flight": 2},
     "eviction": {"policy": "logical"},
     "misses": {"handler": "load"},
-    "execution": {"mode": "eager"},
+    "execution": {"mode": "auto"},
 }
 
 _VISMMOE: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ _VISMMOE: dict[str, dict[str, Any]] = {
     "prefetch": {"schedule": "top_b", "extra": 12},
     "eviction": {"policy": "lookahead"},
     "misses": {"handler": "load"},
-    "execution": {"mode": "eager"},
+    "execution": {"mode": "auto"},
     # half of an image's tokens, for a model that sees
     "vision": {"keep_ratio": "auto"},
 }

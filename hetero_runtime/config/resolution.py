@@ -1,4 +1,4 @@
-"""The one place that knows `auto`: a Config for one machine and one model becomes a ResolvedConfig."""
+"""The one place that knows `auto`, but that of the mode (`mode.py`): a Config becomes a ResolvedConfig."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from hetero_runtime.plan.slabs import choose_host_slabs, choose_slabs
 
 
 def resolve(config: Config, hardware: Hardware, geometry: Geometry) -> ResolvedConfig:
-    """Decide every `auto`. Pure: the same three arguments give the same result.
+    """Decide every `auto` but that of the mode, which `settle_mode` decides before by asking this. Pure: the
+    same three arguments give the same result.
 
     Whether the result fits is for `hetero_runtime.plan.make_plan` to say; call it next. Raises ConfigError
     for what this machine or model cannot do, BudgetError for fewer slabs than are legal.
@@ -95,13 +96,12 @@ def render(resolved: ResolvedConfig) -> str:
 
 
 def _mode(execution: ExecutionConfig, device: Device) -> Mode:
-    """`auto` is eager in this version: equal to transformers in every bit. A captured step is many times
-    faster, and sums in another order."""
+    assert execution.mode != "auto", "settle_mode decides it before"
     if execution.mode == "graph" and device == "cpu":
         raise ConfigError(
             "execution.mode: graph needs a CUDA device, and device is cpu; write execution.mode: eager"
         )
-    return "graph" if execution.mode == "graph" else "eager"
+    return execution.mode
 
 
 def _max_length(execution: ExecutionConfig, geometry: Geometry) -> int:

@@ -191,7 +191,9 @@ class MissesConfig:
 class ExecutionConfig:
     mode: Auto | Mode = "auto"
     """eager: driven by the host, equal to transformers in every bit. graph: decode as one CUDA graph, on the
-    device alone; where a model cannot be captured it stays eager and says why."""
+    device alone, many times as fast, its sums in another order; where that turns out impossible it stays
+    eager and says why. auto: graph on a CUDA device wherever model, memory and the other keys allow it, else
+    eager; `hetero-runtime plan` says which, and why not graph."""
     compile: bool = False
     """Run torch.compile on the non-expert part."""
     max_rows: Positive = 4

@@ -83,9 +83,14 @@ def _node(name: str, index: int) -> list[Finding]:
 
 def _triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
-        meaning = "no Triton: experts come by copies only; `pip install 'hetero-runtime[gpu]'` adds it"
+        meaning = (
+            "no Triton: experts come by copies only, and execution.mode: auto is eager; `pip install "
+            "'hetero-runtime[gpu]'` adds it"
+        )
         return Finding("triton", None, "", "absent", meaning)
     version = importlib.metadata.version("triton")
-    return Finding(
-        "triton", version, "", "ok", "kernels that read experts straight from host memory can be built"
+    meaning = (
+        "kernels that read experts straight from host memory can be built: execution.mode: auto decodes in a "
+        "captured step where model and configuration allow it (`hetero-runtime plan` says whether)"
     )
+    return Finding("triton", version, "", "ok", meaning)

@@ -19,11 +19,12 @@ import torch
 from transformers.modeling_utils import AttentionInterface
 
 from hetero_gpu.attention import AttentionForm, decode_attention, prefill_attention
+from hetero_runtime.plan.captured import why_model_needs_host
+from hetero_runtime.plan.model_config import rope_types
 
 IMPLEMENTATION = "hetero_decode"
 
 _PASS = "_hetero_attention_pass"
-_CAPTURABLE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 
 
 class AttentionPass:
@@ -78,23 +79,12 @@ def latent_layers(model: Any) -> frozenset[int]:
 def why_not_capturable(config: Any) -> str | None:
     """The reason why a decode step of this model needs the host, or None. `config`: transformers' own."""
     text = config.get_text_config(decoder=True)
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - _CAPTURABLE_LAYERS)
-    if others:
-        return f"transformers keeps the cache of its {' and '.join(others)} layers on the host's side"
-    if "dynamic" in _rope_types(getattr(text, "rope_parameters", None) or {}):
-        return "its rotary embedding (rope_type dynamic) compares the length on the host in every step"
-    return None
+    return why_model_needs_host(layer_kinds(config), rope_types(getattr(text, "rope_parameters", None)))
 
 
-def keeps_states(config: Any) -> bool:
-    """Whether some layers of this model keep a state of all tokens at once. `config`: transformers' own."""
-    return "linear_attention" in (getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-
-
-def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """Of one set of parameters, or of one set for each kind of layer."""
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {str(part.get("rope_type")) for part in (nested or [parameters])}
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """Kinds of its layers' attention, where the model has several. `config`: transformers' own."""
+    return tuple(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
 
 
 def current_pass(module: Any) -> AttentionPass | None:

@@ -17,7 +17,6 @@ import heapq
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -174,7 +173,7 @@ class GraphSequences:
         """A row for passes without sampling."""
         row = self.take_row()
         try:
-            yield RowSequence(self._sequences, row, partial(self._reading, row))
+            yield RowSequence(self, row)
         finally:
             self.give_back(row)
 
@@ -200,8 +199,7 @@ class GraphSequences:
     ) -> int:
         """Run the prompt `ids` `[n]` in the empty `row`: its first token, sampled with `params` as all that
         follow; UNSOUND where the logits are. Waits for the device."""
-        with self._reading(row, ids, images or None):
-            logits = self._sequences.prefill(row, ids, images or None)[None]
+        logits = self.read(row, ids, images)[None]
         self._sampler.set(row, params, ids)
         if self._sampler.is_plain(params):
             said = self._sampler.greedy(logits)
@@ -211,6 +209,30 @@ class GraphSequences:
             said = self._sampler.draw(logits, uniforms, is_active=everyone, first_row=row)
         self.tokens[row] = said[0].clamp_min(0)
         return int(said)
+
+    def length(self, row: int) -> int:
+        """Tokens in `row`; 0 where no text is."""
+        return self._sequences.length(row)
+
+    @torch.inference_mode()
+    def read(
+        self, row: int, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Append `ids` `[n]` to `row`, a prompt; logits of the last one, `[vocab]` float32."""
+        with self._reading(row, ids, images or None):
+            return self._sequences.prefill(row, ids, images or None)
+
+    @torch.inference_mode()
+    def read_one(self, row: int, token: torch.Tensor) -> torch.Tensor:
+        """Append `token` `[1]` to `row` by the captured step, alone in it; its logits, `[vocab]` float32.
+        Waits for nothing. Raises RequestError when the row has no room."""
+        rows = next(count for count in self.row_counts if count > row)
+        self._sequences.advance(row)
+        self._active.zero_()
+        self._active[row] = True
+        self.tokens[row] = token[0]
+        self._graphs[rows].step()
+        return self._logits[rows][row].clone()
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Submitted:
@@ -296,16 +318,13 @@ class GraphCapture:
 
 
 class RowSequence:
-    """One row as a sequence, every pass a prefill."""
+    """One row as a sequence, sampled by nobody: one token behind others is read by the captured step, inside
+    a decode pass; anything else is a prefill, inside such a pass."""
 
-    def __init__(
-        self,
-        sequences: StaticSequences,
-        row: int,
-        reading: Callable[[torch.Tensor, Images | None], AbstractContextManager[None]],
-    ) -> None:
-        self._sequences, self._row, self._reading = sequences, row, reading
+    def __init__(self, graphs: GraphSequences, row: int) -> None:
+        self._graphs, self._row = graphs, row
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        with self._reading(ids, images or None):
-            return self._sequences.prefill(self._row, ids, images or None)
+        if len(ids) == 1 and not images and self._graphs.length(self._row):
+            return self._graphs.read_one(self._row, ids)
+        return self._graphs.read(self._row, ids, images)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetero_runtime.assembly import assemble
 from hetero_runtime.config import Config, ResolvedConfig
+from hetero_runtime.config.mode import in_mode
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError, RequestError
 from hetero_runtime.lookahead.profile import PrefixPoint, PrefixProfile
@@ -57,7 +58,8 @@ def profile_prefixes(
                 f"--prefixes {pinned}: does not fit, with the slabs that it needs, where there is room for "
                 f"{room} experts; write 0 to {valid.stop - 1}"
             )
-    configs = [plan_for(_pinned(config, geometry, pinned, room)).config for pinned in prefixes]
+    alike = in_mode(config, planned.config.execution.mode)
+    configs = [plan_for(_pinned(alike, geometry, pinned, room)).config for pinned in prefixes]
     points = _measured(configs, prompts, max_tokens=options.max_tokens, done=done)
     return PrefixProfile(planned.config.device, room, points)
 

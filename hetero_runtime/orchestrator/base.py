@@ -10,6 +10,7 @@ from enum import Enum
 import torch
 
 from hetero_gpu import CacheStats
+from hetero_runtime.config.tree import Mode
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator.ahead import PredictionStats
 
@@ -27,6 +28,9 @@ class Orchestrator(ABC):
     One pass at a time: the caller holds the engine's step lock around `pass_`. Inside it, transformers'
     forward calls `run_layer` once for each MoE layer, in order.
     """
+
+    mode: Mode = "eager"
+    """How decode steps run, whatever was asked for."""
 
     @contextmanager
     @abstractmethod

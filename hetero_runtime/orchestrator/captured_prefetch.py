@@ -35,9 +35,6 @@ from hetero_gpu.tables import (
     unpack_landed,
 )
 
-MOST_OUTSTANDING = 4
-"""Tasks without a landing: two copies under way and two to follow. Each holds a slot."""
-
 
 class LookAhead(Protocol):
     """Guesses what a layer to come will need. Device work alone."""

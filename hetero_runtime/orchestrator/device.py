@@ -39,6 +39,8 @@ class DeviceOrchestrator(Orchestrator):
     `in_place`: None computes nothing on the CPU; not with `prefetch`.
     """
 
+    mode = "graph"
+
     def __init__(
         self,
         prefill: Orchestrator,

@@ -16,6 +16,8 @@ _MAPS_HOST_MEMORY, _INTEGRATED, _MAJOR, _MINOR = 19, 18, 75, 76
 """CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 _INTEGRATED_CAPABILITIES = ((8, 7), (11, 0))
 """Of Jetson Orin and Thor, which no GPU with memory of its own has."""
+_BF16_MAJOR = 8
+"""Compute capability from which bf16 is computed in hardware."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Gpu:
     """Its memory is the host's own."""
     maps_host_memory: bool = True
     """Kernels can read host memory where it lies."""
+    has_bf16: bool = True
+    """Computes bf16 in hardware."""
 
 
 def load_driver() -> Any | None:
@@ -74,6 +78,7 @@ def first_gpu(driver: Any) -> Gpu | str:
         is_integrated=bool(attributes[_INTEGRATED])
         or (attributes[_MAJOR], attributes[_MINOR]) in _INTEGRATED_CAPABILITIES,
         maps_host_memory=bool(attributes[_MAPS_HOST_MEMORY]),
+        has_bf16=attributes[_MAJOR] >= _BF16_MAJOR,
     )
 
 

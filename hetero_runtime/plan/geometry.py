@@ -15,8 +15,8 @@ from hetero_runtime.checkpoint.safetensors_file import DTYPE_BYTES
 from hetero_runtime.config.tree import Dtype
 from hetero_runtime.errors import CheckpointError
 from hetero_runtime.hf.architectures import architecture_of
-from hetero_runtime.plan.kv import KvGeometry, head_size, read_kv
-from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig
+from hetero_runtime.plan.kv import KvGeometry, head_size, layer_kinds, read_kv
+from hetero_runtime.plan.model_config import NUM_EXPERTS, TOP_K, TextConfig, rope_types
 from hetero_runtime.plan.names import Region, region_of
 from hetero_runtime.plan.routed import ExpertField, read_routed
 
@@ -96,6 +96,10 @@ class Geometry:
     vision: TensorGroup
     attention: AttentionGeometry
     kv: KvGeometry
+    layer_kinds: frozenset[str] = frozenset()
+    """Of attention, in transformers' words."""
+    rope_types: frozenset[str] = frozenset()
+    """Of its rotary embedding, or embeddings."""
     expert_fields: tuple[ExpertField, ...] = ()
     """What one expert is made of on disk."""
     source_record_bytes: int = 0
@@ -169,6 +173,8 @@ def read_geometry(model_dir: str | Path) -> Geometry:
         vision=tensor_group(regions["vision"]),
         attention=_attention(config, backbone),
         kv=read_kv(config, num_layers),
+        layer_kinds=frozenset(layer_kinds(config, num_layers, config.optional("sliding_window"))),
+        rope_types=rope_types(config.values.get("rope_parameters") or config.values.get("rope_scaling")),
         expert_fields=routed.fields,
         has_bf16_experts=routed.is_bf16,
         notes=_notes(regions["mtp"], routed.unused_bytes),

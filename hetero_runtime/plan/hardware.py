@@ -32,6 +32,8 @@ class Hardware:
     """Why `gpu` is None."""
     swap_free_bytes: int = 0
     """Swap that is not taken yet."""
+    has_triton: bool = True
+    """Whether kernels can be compiled for the GPU."""
 
 
 def detect(device: str = "auto", *, root: Path = Path("/")) -> Hardware:
@@ -49,6 +51,7 @@ def detect(device: str = "auto", *, root: Path = Path("/")) -> Hardware:
         gpu=gpu if isinstance(gpu, Gpu) else None,
         no_gpu_reason=gpu if isinstance(gpu, str) else "",
         swap_free_bytes=psutil.swap_memory().free,
+        has_triton=importlib.util.find_spec("triton") is not None,
     )
 
 

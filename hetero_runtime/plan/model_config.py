@@ -58,3 +58,10 @@ class TextConfig:
         if not isinstance(value, list) or len(value) < length:
             return None
         return [str(item) for item in value[:length]]
+
+
+def rope_types(parameters: Any) -> frozenset[str]:
+    """Of rotary embeddings: `parameters` are one set, one for each kind of layer, or none."""
+    sets = parameters if isinstance(parameters, Mapping) else {}
+    nested = [value for value in sets.values() if isinstance(value, Mapping)]
+    return frozenset(str(part.get("rope_type", part.get("type"))) for part in (nested or [sets]))

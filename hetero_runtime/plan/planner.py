@@ -23,6 +23,8 @@ class MemoryPlan:
     hardware: Hardware
     rows: tuple[Row, ...]
     budgets: Budgets
+    why_eager: str | None = None
+    """Why `execution.mode: auto` is eager on a GPU; None where it is not, or where that stands by name."""
 
     def used_bytes(self, tier: Tier, phase: Phase) -> int:
         """Bytes on `tier` in `phase`. On device cpu the host's include the device's."""

@@ -24,7 +24,8 @@ def render_plan(plan: MemoryPlan) -> RenderableType:
     table.add_column("")
     for tier in _tiers(plan):
         _add_tier(table, plan, tier)
-    return Group(Text(_model_line(plan)), Text(_machine_line(plan)), table, *_notes(plan))
+    lines = (_model_line(plan), _machine_line(plan), _mode_line(plan))
+    return Group(*(Text(line) for line in lines), table, *_notes(plan))
 
 
 def _add_tier(table: Table, plan: MemoryPlan, tier: Tier) -> None:
@@ -55,6 +56,8 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
             "max_context": geometry.max_context,
         },
         "device": plan.config.device,
+        "mode": plan.config.execution.mode,
+        "why_eager": plan.why_eager,
         "dtype": plan.config.model.dtype,
         "backing": plan.config.memory.backing,
         "slabs": plan.config.memory.slabs,
@@ -116,6 +119,15 @@ def _machine_line(plan: MemoryPlan) -> str:
     if gpu.is_integrated:
         return f"{gpu.name}, in the host's memory; {ram}"
     return f"{gpu.name}: {format_size(gpu.free_bytes)} of {format_size(gpu.total_bytes)} free; {ram}"
+
+
+def _mode_line(plan: MemoryPlan) -> str:
+    """How decode steps will run, and, where that is not the fastest way, why."""
+    if plan.config.execution.mode == "graph":
+        return "decode: graph, the whole step captured"
+    if plan.why_eager is not None:
+        return f"decode: eager, since a captured step cannot be: {plan.why_eager}"
+    return "decode: eager"
 
 
 def _notes(plan: MemoryPlan) -> list[Text]:

@@ -28,11 +28,10 @@ def find_candidates(make: Callable[[Sections], Config]) -> list[Candidate]:
 
     `make` gives the configuration with sections beneath what the user wrote, so that whatever stands there
     wins. It may raise ConfigError: what contradicts the user's keys is no candidate. The first stands alone
-    where the user deviates from exact routing, which would be the measure, or decodes in a captured step,
-    which is not measured in this version.
+    where the user deviates from exact routing, which would be the measure.
     """
     first = Candidate("lru", make({}))
-    if not first.is_exact or first.config.execution.mode == "graph":
+    if not first.is_exact:
         return [first]
     found = [first]
     for name, sections in [*_steered(first.config.routing.kl_budget), *EXACT.items()]:

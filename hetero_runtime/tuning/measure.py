@@ -1,5 +1,10 @@
 """One candidate, loaded and run for a moment.
 
+Each runs as it will serve: `execution.mode: auto` is decided for each of them, and where that is graph,
+tokens are read by its captured step. Kernels compile and steps are captured before anything is timed. Where
+such a step splits misses, it is timed with the share that it begins with: finding a better one takes longer
+than a run here.
+
 The first run lets the exact model write a text; all others read that very text, token by token, so that each
 does the same work. Their next-token distributions beside the exact ones give the divergence on text of the
 exact model (PSR §6.1), with nothing sampled but the text.

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hetero_runtime.config.tree import Mode
+
 Trace = dict[str, torch.Tensor]
 """Outputs of the decoder layers in one pass, by module name. Each `[tokens, hidden]`, on the host."""
 
@@ -31,8 +33,8 @@ class Verification:
     """One residency against the reference.
 
     `max_logit_error` covers the steps up to the first token that differs (after it the texts are different
-    texts). `first_difference` is the first decoder layer whose output differs at all, None when every bit is
-    equal.
+    texts). `first_difference` is the first decoder layer whose output differs at all; None when every bit is
+    equal, or for captured steps, whose layers are not compared.
     """
 
     slabs: int
@@ -47,6 +49,8 @@ class Verification:
     """How far logits may typically differ, relative to the largest; 0: tokens have to be equal."""
     typical_logit_error: float = 0.0
     """Median over the steps of their largest differences."""
+    mode: Mode = "eager"
+    """How the engine decoded."""
 
     @property
     def agrees(self) -> bool:

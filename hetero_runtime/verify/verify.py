@@ -3,7 +3,8 @@
     offloaded, at each residency   greedy text, logits, outputs of the decoder layers    then freed
     plain transformers             the same                                              then freed
 
-One after the other, so the peak is the larger of the two and not their sum.
+One after the other, so the peak is the larger of the two and not their sum. The engine decodes as it would
+serve: where that is by captured steps, layers are fused with each other, and text and logits alone compared.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import ResolvedConfig
 from hetero_runtime.config.combinations import require_no_drafter
 from hetero_runtime.config.routing import require_exact
-from hetero_runtime.config.tree import ExpertsFormat
+from hetero_runtime.config.tree import ExpertsFormat, Mode
 from hetero_runtime.errors import BudgetError, ConfigError
-from hetero_runtime.hf.forward import SequenceState
+from hetero_runtime.hf.forward import EagerSequences, Sequences
 from hetero_runtime.hf.loading import DTYPES
 from hetero_runtime.hf.reference import load_reference
 from hetero_runtime.hf.tokens import load_tokenizer
@@ -45,6 +46,26 @@ class _Side(NamedTuple):
 
     runs: list[GreedyRun]
     traces: list[Trace]
+    """Empty for captured steps."""
+
+
+class _Offloaded(NamedTuple):
+    """What the engine said, and how."""
+
+    side: _Side
+    hit_rate: float
+    mode: Mode
+
+
+class _Speaker(NamedTuple):
+    """A model that texts are opened in. `pass_`: what surrounds its passes."""
+
+    model: Any
+    sequences: Sequences
+    device: torch.device
+    pass_: PassContext
+    has_layers: bool = True
+    """Its decoder layers are transformers' own."""
 
 
 def verify(
@@ -64,10 +85,7 @@ def verify(
     ids = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     offloaded = [_listen_to_engine(plan.config, ids, max_tokens) for plan in planned]
     theirs = _listen_to_reference(config, ids, max_tokens)
-    return [
-        _compare(plan, ours, theirs, hit_rate)
-        for plan, (ours, hit_rate) in zip(planned, offloaded, strict=True)
-    ]
+    return [_compare(plan, ours, theirs) for plan, ours in zip(planned, offloaded, strict=True)]
 
 
 def _require_own_weights(experts: ExpertsFormat) -> None:
@@ -94,13 +112,17 @@ def _check_reference_fits(planned: Planned) -> None:
         )
 
 
-def _listen_to_engine(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> tuple[_Side, float]:
-    """What the offloaded model says, and its hit rate."""
+def _listen_to_engine(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> _Offloaded:
     parts = assemble(config)
     try:
-        side = _listen(parts.model, ids, max_tokens, parts.device, _offloaded_pass(parts))
+        mode = parts.orchestrator.mode
+        is_eager = mode == "eager"
+        sequences = EagerSequences(parts.model) if is_eager else parts.sequences
+        engine = _Speaker(parts.model, sequences, parts.device, _offloaded_pass(parts), has_layers=is_eager)
+        side = _listen(engine, ids, max_tokens)
         parts.orchestrator.check()
-        return side, parts.cache.stats().hit_rate
+        hit_rate = (parts.cache.stats() + parts.orchestrator.device_stats()).hit_rate
+        return _Offloaded(side, hit_rate, mode)
     finally:
         parts.close()
 
@@ -108,38 +130,40 @@ def _listen_to_engine(config: ResolvedConfig, ids: list[list[int]], max_tokens: 
 def _listen_to_reference(config: ResolvedConfig, ids: list[list[int]], max_tokens: int) -> _Side:
     device = torch.device(config.torch_device)
     model = load_reference(config.model.path, dtype=config.model.dtype, device=device)
-    return _listen(model, ids, max_tokens, device, lambda _: nullcontext())
+    return _listen(_Speaker(model, EagerSequences(model), device, lambda _: nullcontext()), ids, max_tokens)
 
 
 def _offloaded_pass(parts: Parts) -> PassContext:
     return lambda phase: parts.orchestrator.pass_(phase, checkpoint=lambda: None)
 
 
-def _listen(
-    model: Any, prompts: list[list[int]], max_tokens: int, device: torch.device, pass_: PassContext
-) -> _Side:
+def _listen(speaker: _Speaker, prompts: list[list[int]], max_tokens: int) -> _Side:
     side = _Side([], [])
     for ids in prompts:
-        run = _greedy(model, ids, max_tokens, device, pass_)
-        side.runs.append(run)
+        side.runs.append(_greedy(speaker, ids, max_tokens))
+        if not speaker.has_layers:
+            continue
         trace: Trace = {}
-        with _recording(model, trace), pass_(Phase.PREFILL):
-            SequenceState(model).extend(torch.tensor(ids, device=device))
+        with (
+            speaker.sequences.open() as sequence,
+            _recording(speaker.model, trace),
+            speaker.pass_(Phase.PREFILL),
+        ):
+            sequence.extend(torch.tensor(ids, device=speaker.device))
         side.traces.append(trace)
     return side
 
 
-def _greedy(
-    model: Any, ids: list[int], max_tokens: int, device: torch.device, pass_: PassContext
-) -> GreedyRun:
-    state = SequenceState(model)
-    with pass_(Phase.PREFILL):
-        logits = [state.extend(torch.tensor(ids, device=device)).cpu()]
-    tokens = [int(logits[0].argmax())]
-    while len(tokens) < max_tokens:
-        with pass_(Phase.DECODE):
-            logits.append(state.extend(torch.tensor(tokens[-1:], device=device)).cpu())
-        tokens.append(int(logits[-1].argmax()))
+def _greedy(speaker: _Speaker, ids: list[int], max_tokens: int) -> GreedyRun:
+    device = speaker.device
+    with speaker.sequences.open() as sequence:
+        with speaker.pass_(Phase.PREFILL):
+            logits = [sequence.extend(torch.tensor(ids, device=device)).cpu()]
+        tokens = [int(logits[0].argmax())]
+        while len(tokens) < max_tokens:
+            with speaker.pass_(Phase.DECODE):
+                logits.append(sequence.extend(torch.tensor(tokens[-1:], device=device)).cpu())
+            tokens.append(int(logits[-1].argmax()))
     return GreedyRun(tuple(tokens), tuple(logits))
 
 
@@ -163,11 +187,12 @@ def _recording(model: Any, trace: Trace) -> Iterator[None]:
             handle.remove()
 
 
-def _compare(planned: Planned, ours: _Side, theirs: _Side, hit_rate: float) -> Verification:
+def _compare(planned: Planned, offloaded: _Offloaded, theirs: _Side) -> Verification:
+    config, (ours, hit_rate, mode) = planned.config, offloaded
     runs = list(zip(ours.runs, theirs.runs, strict=True))
     errors = [error for a, b in runs for error in logit_errors(a, b)]
     return Verification(
-        slabs=planned.config.memory.slabs,
+        slabs=config.memory.slabs,
         residency=planned.memory.residency,
         num_tokens=sum(len(run.tokens) for run in ours.runs),
         tokens_equal=all(a.tokens == b.tokens for a, b in runs),
@@ -175,6 +200,7 @@ def _compare(planned: Planned, ours: _Side, theirs: _Side, hit_rate: float) -> V
         typical_logit_error=median(errors),
         max_logit=max(float(logits.abs().max()) for run in theirs.runs for logits in run.logits),
         hit_rate=hit_rate,
-        first_difference=first_difference(ours.traces, theirs.traces),
-        tolerance=tolerance_of(planned.config.misses.handler, planned.config.model.dtype),
+        first_difference=first_difference(ours.traces, theirs.traces) if ours.traces else None,
+        tolerance=tolerance_of(config.misses.handler, config.model.dtype, mode=mode),
+        mode=mode,
     )

@@ -21,11 +21,9 @@ import triton
 from hetero_gpu.cache_stats import CacheStats
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.region import ControlRegion, Word
+from hetero_gpu.limits import MOST_EXPERTS, MOST_PAIRS, MOST_SLOTS
 from hetero_scheduler import EvictionPolicy, SlotMachine, SlotState, SlotTable
 from hetero_scheduler.slots import NO_SLOT
-
-MOST_SLOTS, MOST_EXPERTS, MOST_PAIRS = 8192, 512, 128
-"""One thread block holds a table row in registers: these are the largest rows that were tried."""
 
 MOST_LOOKS = 1000
 """Some 1.5 ms, more than two copies of 9 MB take; then the worker counts as stuck."""

@@ -15,6 +15,7 @@ import torch
 
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import Config
+from hetero_runtime.config.mode import eager_unless_named
 from hetero_runtime.config.tree import EvictionConfig, PredictionConfig, PrefetchConfig, RoutingConfig
 from hetero_runtime.errors import RequestError
 from hetero_runtime.evaluation.base import TokenIds
@@ -63,7 +64,7 @@ def engine_config(point: Point, config: Config, calibration: str) -> Config | No
         config.memory, slabs="auto", residency=point.residency, pool="per_layer", pinned_prefix=0
     )
     plain = replace(
-        config,
+        eager_unless_named(config),  # not every contender can be captured, and all are to be timed alike
         memory=memory,
         routing=RoutingConfig(),
         prediction=PredictionConfig(),

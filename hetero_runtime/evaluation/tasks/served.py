@@ -1,7 +1,7 @@
 """Answers of the model that serves: likelihoods by batched full forwards, generated text by the engine.
 
 The two are loaded one at a time, when they are first asked: full forwards are driven by the host, and text is
-generated as the configuration says, in a captured step where it asks for one.
+generated as the configuration says, by captured steps where it means them.
 """
 
 from __future__ import annotations

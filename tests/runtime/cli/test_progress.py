@@ -12,8 +12,9 @@ from hetero_runtime.cli.progress import BytesProgress, count_progress
 
 def _draw(*, is_terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=120)
-    with BytesProgress("experts", console=console) as progress:
+    with BytesProgress("experts", then="capturing", console=console) as progress:
         progress(500_000_000, 1_000_000_000)
+        progress(1_000_000_000, 1_000_000_000)
         progress(1_000_000_000, 1_000_000_000)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -28,6 +29,11 @@ def test_a_terminal_sees_bytes_and_time_left() -> None:
 
 def test_a_pipe_sees_nothing() -> None:
     assert _draw(is_terminal=False) == ""
+
+
+def test_what_goes_on_after_the_last_byte_is_said_once() -> None:
+    text = _draw(is_terminal=True)
+    assert text.count("capturing") == 1
 
 
 def test_things_counted_are_silent_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

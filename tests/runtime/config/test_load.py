@@ -28,7 +28,7 @@ def test_no_source_gives_the_defaults_and_they_work() -> None:
     config = load_config()
     assert config.preset == "lru"
     assert config.memory.slabs == "auto"
-    assert config.execution.mode == "eager"
+    assert config.execution.mode == "auto"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -170,6 +170,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["cache_prior with forecasts and execution.mode: graph", "routing.policy: exact"],
         ),
         (
+            ["execution.mode=graph", "execution.max_rows=9"],
+            ["max_rows: 9 with execution.mode: graph is too many", "has 8 rows at most; write execution"],
+        ),
+        (
+            ["prediction.predictor=pregate", "execution.mode=eager", "prefetch.schedule=top_b"],
+            ["here execution.mode: eager, prefetch.schedule: top_b"],
+        ),
+        (
             ["preset=seqmoe", "execution.mode=graph", "eviction.policy=lru"],
             ["graph prefetch.schedule: jsd needs all of", "they are mamba2, jsd, lru.", "mode: eager"],
         ),
@@ -286,7 +294,7 @@ def test_seqmoe_is_a_preset_whose_fields_can_be_replaced() -> None:
         "jsd",
         3,
     )
-    assert (config.eviction.policy, config.execution.mode) == ("belady", "eager")
+    assert (config.eviction.policy, config.execution.mode) == ("belady", "auto")
     graph = load_config({"preset": "seqmoe"}, overrides=["execution.mode=graph"])
     assert (graph.eviction.policy, graph.execution.mode) == ("belady", "graph")
     assert load_config({"preset": "seqmoe"}, overrides=["prefetch.schedule=none"]).eviction.policy == "belady"

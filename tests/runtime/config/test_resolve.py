@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hetero_runtime.config import ResolvedConfig, load_config, model_dir, render, resolve
+from hetero_runtime.config import ResolvedConfig, load_config, model_dir, render, resolve, settle_mode
 from hetero_runtime.errors import BudgetError, ConfigError
 from hetero_runtime.plan import Geometry, Gpu, Hardware, read_geometry
 from tests.sparse_checkpoint import write_qwen3
@@ -27,7 +27,7 @@ def geometry(tmp_path_factory: pytest.TempPathFactory) -> Geometry:
 def _resolve(
     geometry: Geometry, tree: dict[str, Any] | None = None, box: Hardware = CPU_BOX
 ) -> ResolvedConfig:
-    return resolve(load_config(tree), box, geometry)
+    return resolve(settle_mode(load_config(tree), box, geometry).config, box, geometry)
 
 
 def test_auto_on_a_machine_without_a_gpu(geometry: Geometry) -> None:
@@ -66,10 +66,9 @@ def test_cuda_without_a_gpu_says_why(geometry: Geometry) -> None:
         _resolve(geometry, {"device": "cuda"})
 
 
-def test_a_captured_step_needs_a_gpu_and_is_asked_for(geometry: Geometry) -> None:
+def test_a_captured_step_needs_a_gpu(geometry: Geometry) -> None:
     tree = {"execution": {"mode": "graph"}}
     assert _resolve(geometry, tree, GPU_BOX).execution.mode == "graph"
-    assert _resolve(geometry, None, GPU_BOX).execution.mode == "eager"
     with pytest.raises(ConfigError, match=r"execution\.mode: graph needs a CUDA device"):
         _resolve(geometry, tree)
 
@@ -203,7 +202,9 @@ def test_rendered_yaml_loads_back_to_the_same(geometry: Geometry, box: Hardware)
 
 def test_resolve_is_pure(geometry: Geometry) -> None:
     config = load_config()
-    assert resolve(config, GPU_BOX, geometry) == resolve(config, GPU_BOX, geometry)
+    settled = settle_mode(config, GPU_BOX, geometry)
+    assert settled == settle_mode(config, GPU_BOX, geometry)
+    assert resolve(settled.config, GPU_BOX, geometry) == resolve(settled.config, GPU_BOX, geometry)
     assert config == load_config()
 
 

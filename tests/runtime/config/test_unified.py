@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetero_runtime.config import ResolvedConfig, load_config, render, resolve
+from hetero_runtime.config import ResolvedConfig, load_config, render, resolve, settle_mode
 from hetero_runtime.errors import BudgetError, ConfigError
 from hetero_runtime.plan import Geometry, Gpu, Hardware, read_geometry
 from tests.sparse_checkpoint import write_qwen3
@@ -25,7 +25,7 @@ def geometry(tmp_path_factory: pytest.TempPathFactory) -> Geometry:
 
 
 def _resolve(geometry: Geometry, box: Hardware = BOARD, **tree: Any) -> ResolvedConfig:
-    return resolve(load_config(tree), box, geometry)
+    return resolve(settle_mode(load_config(tree), box, geometry).config, box, geometry)
 
 
 def test_auto_is_unified_where_the_gpu_has_no_memory_of_its_own(geometry: Geometry) -> None:

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hetero_runtime import assembly
 from hetero_runtime.bundled import model_path
 from hetero_runtime.config import ResolvedConfig, load_config
 from hetero_runtime.engine import Engine
 from hetero_runtime.errors import ConfigError
-from hetero_runtime.tuning import find_candidates
+from hetero_runtime.tuning import find_candidates, measure
 from hetero_runtime.tuning.base import Candidate, Measured
 from hetero_runtime.tuning.choose import choose
 from hetero_runtime.tuning.measure import EngineMeasurer
 from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.rest import assert_at_rest
 from tests.runtime.engine.serving import OPTIONS, PROMPTS, Alone
+from tests.runtime.steps_on_cpu import steps_on_cpu
 
 SETTINGS: dict[str, Any] = {
     "preset": "auto",
@@ -128,6 +130,27 @@ def test_a_runs_divergence_is_none_where_routing_is_exact_and_some_where_it_is_n
         measurer.close()
     assert all(0 < measured.kl < 1 and measured.kl_error > 0 for measured in found)
     assert found[0].kl < found[2].kl  # a larger bonus deviates more
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU")
+def test_captured_steps_are_tried_like_any_other(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what trying them counted on the device is not the engine's."""
+    steps_on_cpu(monkeypatch)
+    monkeypatch.setattr(measure, "NUM_WARM", 1)
+    monkeypatch.setattr(measure, "NUM_TIMED", 2)
+    ran = preferring("lfru", monkeypatch)
+    execution = {"mode": "graph", "max_rows": 1, "max_length": 128}
+    given = {"misses": {"handler": "load"}, "prefetch": {"schedule": "popularity"}}
+    with Engine.load(checkpoint("Qwen3Moe"), **{**SETTINGS, "execution": execution}, **given) as engine:
+        assert ran == ["lru", "lfru"]
+        assert engine.config.eviction.policy == "lfru"
+        assert engine.stats().mode == "graph"
+        assert engine.stats().decode.cache.required == 0
+        engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)
+        assert engine.stats().decode.cache.required == 2 * 3 * 4  # steps, layers, top-k
+        engine.check()
 
 
 def test_a_model_that_does_not_fit_is_told_as_ever(checkpoint: MakeCheckpoint, banks: Any) -> None:

@@ -141,7 +141,8 @@ def test_text_alone_is_the_plain_models(
 
 def test_interleaved_texts_have_their_own_lengths(checkpoint: MakeCheckpoint, device: str) -> None:
     chats = [TWO, about("no picture"), ONE]
-    with compressed(checkpoint, device, execution={"max_rows": 3, "max_length": 256}) as engine:
+    execution = {"mode": "eager", "max_rows": 3, "max_length": 256}
+    with compressed(checkpoint, device, execution=execution) as engine:
         alone = [engine.generate(chat, max_tokens=16, ignore_eos=True).token_ids for chat in chats]
         streams = [engine.stream(chat, max_tokens=16, ignore_eos=True) for chat in chats]
         steps = [[delta.token_id for delta in step] for step in zip(*streams, strict=True)]

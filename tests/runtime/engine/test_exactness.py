@@ -40,7 +40,7 @@ def memory_of(residency: str, folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, device: str, **overrides: Any) -> Engine:
-    overrides = {"execution": {"max_rows": 2, "max_length": 256}, **overrides}
+    overrides = {"execution": {"mode": "eager", "max_rows": 2, "max_length": 256}, **overrides}
     return Engine.load(folder, device=device, **overrides)
 
 
@@ -207,9 +207,8 @@ def test_an_image_changes_the_answer(checkpoint: MakeCheckpoint) -> None:
 def test_interleaved_requests_keep_their_own_positions(checkpoint: MakeCheckpoint, device: str) -> None:
     """transformers keeps the position offset that an image causes on the model: it must not leak."""
     chats = [about("what is this?", picture()), about("and this", picture(128, seed=3)), about("only text")]
-    with load(
-        checkpoint("Qwen3VLMoe"), device, memory={"residency": 0.25}, execution={"max_rows": 3}
-    ) as engine:
+    execution = {"mode": "eager", "max_rows": 3}
+    with load(checkpoint("Qwen3VLMoe"), device, memory={"residency": 0.25}, execution=execution) as engine:
         alone = [engine.generate(chat, max_tokens=16, ignore_eos=True).token_ids for chat in chats]
         streams = [engine.stream(chat, max_tokens=16, ignore_eos=True) for chat in chats]
         steps = [[delta.token_id for delta in step] for step in zip(*streams, strict=True)]

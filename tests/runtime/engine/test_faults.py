@@ -19,7 +19,7 @@ MODEL = "Qwen3Moe"
 
 
 def load(folder: Path, device: str = "cpu", **overrides: Any) -> Engine:
-    return Engine.load(folder, device=device, **overrides)
+    return Engine.load(folder, device=device, execution={"mode": "eager"}, **overrides)
 
 
 def assert_loads(folder: Path, device: str = "cpu") -> None:

@@ -63,7 +63,7 @@ def with_predictor(folder: Path) -> Path:
 
 
 def load(folder: Path, device: str, memory: Memory, **sections: Any) -> Engine:
-    preset = {"preset": "seqmoe", "execution": {"max_rows": 2, "max_length": 256}}
+    preset = {"preset": "seqmoe", "execution": {"mode": "eager", "max_rows": 2, "max_length": 256}}
     return Engine.load(folder, device=device, memory=memory, **{**preset, **sections})
 
 

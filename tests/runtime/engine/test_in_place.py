@@ -35,7 +35,7 @@ def load(folder: Path, misses: str, *, backend: str = "native", device: str = "c
     settings: dict[str, Any] = {
         "device": device,
         "memory": {"residency": 0.25},
-        "execution": {"max_rows": 2, "max_length": 256},
+        "execution": {"mode": "eager", "max_rows": 2, "max_length": 256},
         "misses": HANDLERS[misses],
         "cpu": {"backend": backend, "threads": 2},
     }

@@ -41,7 +41,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 
 
 def load(folder: Path, memory: dict[str, Any], *, device: str = "cpu", **sections: Any) -> Engine:
-    preset = {"preset": "vismmoe", "execution": {"max_rows": 2, "max_length": 256}}
+    preset = {"preset": "vismmoe", "execution": {"mode": "eager", "max_rows": 2, "max_length": 256}}
     return Engine.load(folder, device=device, memory=memory, **{**preset, **sections})
 
 

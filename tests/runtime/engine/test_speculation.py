@@ -27,7 +27,7 @@ from tests.runtime.speculation.drafters import build_drafter, nearly
 from tests.runtime.speculation.imagined import OneRow, OracleRow
 
 REFUSED = "DeepseekV4"
-SETTINGS: dict[str, Any] = {"execution": {"max_rows": 2, "max_length": 256}}
+SETTINGS: dict[str, Any] = {"execution": {"mode": "eager", "max_rows": 2, "max_length": 256}}
 ON_CPU: dict[str, Any] = {"device": "cpu", **SETTINGS}
 
 Speculating = Callable[..., Engine]

@@ -102,7 +102,8 @@ def test_a_disk_that_breaks_fails_requests_and_the_engine_serves_on(
 @pytest.mark.gpu
 @pytest.mark.parametrize("host_slabs", [TOP_K, 16, NUM_ROUTED])
 def test_on_a_gpu(packed_model: Path, host_slabs: int) -> None:
-    with Engine.load(packed_model, device="cuda", memory={"slabs": "all"}) as engine:
+    eager = {"mode": "eager"}  # as below, where nothing can be captured
+    with Engine.load(packed_model, device="cuda", memory={"slabs": "all"}, execution=eager) as engine:
         expected = say(engine)
     with _load(packed_model, slabs=12, memory={"host_slabs": host_slabs}) as engine:
         assert engine._parts.slabs.memory.is_cuda

@@ -11,8 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, OlmoeConfig
 
 from hetero_runtime.errors import RequestError
-from hetero_runtime.hf.attention import why_not_capturable
+from hetero_runtime.hf.attention import layer_kinds, why_not_capturable
 from hetero_runtime.hf.sequences import StaticSequences
+from hetero_runtime.plan import read_geometry
+from hetero_runtime.plan.captured import why_drafts_stay, why_model_needs_host
+from hetero_runtime.plan.model_config import rope_types
 from tests.architectures import (
     ARCHITECTURES,
     QUANTIZED,
@@ -111,8 +114,13 @@ def test_full_row_is_refused_before_it_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_which_models_can_be_captured(name: str, tmp_path: Path) -> None:
-    reason = why_not_capturable(AutoConfig.from_pretrained(build_checkpoint(name, tmp_path)))
+    """The plan, which asks config.json alone, says the same."""
+    folder = build_checkpoint(name, tmp_path)
+    config = AutoConfig.from_pretrained(folder)
+    reason, geometry = why_not_capturable(config), read_geometry(folder)
     assert (reason is not None) == (name == "DeepseekV4"), reason
+    assert why_model_needs_host(geometry.layer_kinds, geometry.rope_types) == reason
+    assert why_drafts_stay(geometry.layer_kinds) == why_drafts_stay(layer_kinds(config))
 
 
 _SYNCHRONISING = {
@@ -164,6 +172,23 @@ def test_step_never_asks_the_host(name: str, tmp_path: Path, monkeypatch: pytest
 def test_dynamic_rope_needs_the_host() -> None:
     config = OlmoeConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
     assert "dynamic" in (why_not_capturable(config) or "")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "types"),
+    [
+        (None, {"None"}),
+        ({"rope_theta": 10000.0}, {"None"}),
+        ({"type": "dynamic", "factor": 2.0}, {"dynamic"}),  # as files of older releases say it
+        (
+            {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "dynamic"}},
+            {"yarn", "dynamic"},
+        ),
+    ],
+    ids=["none", "no type", "older", "by layer"],
+)
+def test_rotary_embeddings_of_a_file(parameters: Any, types: set[str]) -> None:
+    assert rope_types(parameters) == types
 
 
 @pytest.mark.parametrize("name", ["Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "DeepseekV3"])

@@ -27,8 +27,9 @@ from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer, ReadPrompt
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING, CapturedPrefetch
+from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_runtime.plan.captured import MOST_OUTSTANDING
 from hetero_scheduler.predict import Forecast, RouterShape
 from hetero_scheduler.predict.mamba2 import Mamba2Predictor
 from hetero_scheduler.predict.refined import Refined

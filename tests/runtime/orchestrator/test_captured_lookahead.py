@@ -11,7 +11,7 @@ from hetero_gpu.predict.lookahead import DeviceLookahead
 from hetero_gpu.tables import DeviceTables, ensure
 from hetero_runtime.orchestrator import captured_lookahead
 from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
-from hetero_runtime.orchestrator.captured_prefetch import MOST_OUTSTANDING
+from hetero_runtime.plan.captured import MOST_OUTSTANDING
 from hetero_scheduler import ExpertKey, SlotState, make_eviction
 from hetero_scheduler.eviction.lookahead import Lookahead
 from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp

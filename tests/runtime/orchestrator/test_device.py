@@ -26,15 +26,11 @@ from hetero_runtime.hf.sequences import StaticSequences
 from hetero_runtime.in_place.answers import by_backend
 from hetero_runtime.orchestrator import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
-from hetero_runtime.orchestrator.captured_prefetch import (
-    MOST_OUTSTANDING,
-    Asker,
-    AskOneLayerAhead,
-    CapturedPrefetch,
-)
+from hetero_runtime.orchestrator.captured_prefetch import Asker, AskOneLayerAhead, CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.orchestrator.grouped import GroupedOrchestrator
+from hetero_runtime.plan.captured import MOST_OUTSTANDING
 from hetero_runtime.planned import plan_for
 from hetero_scheduler import Popularity
 from tests.architectures import build_checkpoint, prompt_ids

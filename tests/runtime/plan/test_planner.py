@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hetero_runtime.config import ResolvedConfig, load_config, resolve
+from hetero_runtime.config import ResolvedConfig, load_config, resolve, settle_mode
+from hetero_runtime.config.mode import eager_unless_named
 from hetero_runtime.errors import BudgetError
 from hetero_runtime.plan import (
     Geometry,
@@ -54,7 +55,7 @@ def _plan(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None = 
 
 
 def _resolved(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None) -> ResolvedConfig:
-    return resolve(load_config(tree), hardware, geometry)
+    return resolve(eager_unless_named(load_config(tree)), hardware, geometry)
 
 
 def _refusal(geometry: Geometry, hardware: Hardware, tree: dict[str, Any] | None = None) -> str:
@@ -379,7 +380,7 @@ def test_presets_of_boards_fit_them(qwen3_30b: Geometry, gib: int, is_whole: boo
     board = Hardware(ram, ram - 3 * GIB, 8, 8, gpu=gpu)
     config = load_config(CONFIGS / f"jetson_orin_{gib}gb.yaml")
     geometry = quantized(qwen3_30b, config.model.experts)
-    plan = make_plan(geometry, resolve(config, board, geometry), board)
+    plan = make_plan(geometry, resolve(settle_mode(config, board, geometry).config, board, geometry), board)
     assert plan.config.slabs_are_bank == is_whole
     assert (plan.residency == 1.0) == is_whole
     assert plan.residency > 0.5

@@ -169,6 +169,24 @@ def test_who_listens_is_told_of_each_text_and_its_end(served: Served) -> None:
     assert served.diary.entries == [*told, "end 1", "end 0", "read 14 in 0"]
 
 
+def test_a_row_that_nobody_samples_reads_one_token_by_the_step(
+    served: Served, expected: list[list[int]]
+) -> None:
+    """Beside a request, whose next step goes on as if there had been none."""
+    with served.open(PROMPTS[0]) as request:
+        said = [request.first({}), request.next()]
+        with served.sequences.open() as sequence:
+            tokens = [int(sequence.extend(torch.tensor(PROMPTS[1])).argmax())]
+            num_reads = len(served.diary.entries)
+            while len(tokens) < NUM_TOKENS:
+                logits = sequence.extend(torch.tensor(tokens[-1:]))
+                tokens.append(int(logits.argmax()))
+            assert len(served.diary.entries) == num_reads, "a step is no prompt"
+        while len(said) < NUM_TOKENS:
+            said.append(request.next())
+    assert (said, tokens) == (expected[0], expected[1])
+
+
 def test_recurrent_rows_step_apart(folders: dict[str, Path]) -> None:
     model = reference_model(folders["Qwen3Next"])
     truth = [tokens_of(greedy_logits(model, torch.tensor(prompt), num_steps=9)) for prompt in PROMPTS[:2]]

@@ -55,15 +55,18 @@ def test_drafts_leave_what_goes_with_them() -> None:
     assert list(found) == ["lru", "lfru", "misses split", "misses on the CPU"]
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"execution": {"mode": "graph"}},
-        {"routing": {"policy": "cache_prior"}, "eviction": {"policy": "logical"}},
-    ],
-)
-def test_what_is_not_measured_stands_alone(sections: dict[str, Any]) -> None:
-    assert list(candidates(**sections)) == ["lru"]
+def test_what_deviates_stands_alone_since_it_would_be_the_measure() -> None:
+    assert list(candidates(routing={"policy": "cache_prior"}, eviction={"policy": "logical"})) == ["lru"]
+
+
+def test_a_mode_that_stands_by_name_is_all_candidates_own() -> None:
+    found = candidates(execution={"mode": "graph"})
+    assert list(found) == ["lru", "lfru", "seqmoe", "misses split", "misses on the CPU"]
+    assert {candidate.config.execution.mode for candidate in found.values()} == {"graph"}
+
+
+def test_otherwise_each_has_the_mode_that_is_best_for_it() -> None:
+    assert {candidate.config.execution.mode for candidate in candidates().values()} == {"auto"}
 
 
 def test_a_budget_is_for_auto_alone() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hetero_gpu.experts.decode import DecodeExperts
 from hetero_runtime.config import load_config
 from hetero_runtime.errors import BudgetError, CheckpointError, ConfigError
 from hetero_runtime.experts.base import ExpertStore
@@ -17,6 +19,7 @@ from hetero_runtime.planned import Planned, plan_for
 from hetero_runtime.verify import verify
 from hetero_runtime.verify.comparison import GreedyRun, first_difference, logit_errors
 from tests.architectures import build_checkpoint
+from tests.runtime.steps_on_cpu import steps_on_cpu
 
 
 @pytest.fixture
@@ -47,6 +50,45 @@ def test_a_changed_expert_is_found_and_located(planned: Planned, monkeypatch: py
     assert not result.is_bit_equal
     assert result.first_difference is not None
     assert result.first_difference.layer.endswith("layers.0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU")
+def test_captured_steps_are_what_is_verified_where_they_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_on_cpu(monkeypatch)
+    planned = _captured(tmp_path)
+    (result,) = verify([planned], prompts=["Once upon"], max_tokens=6)
+    assert (result.mode, result.to_json()["mode"]) == ("graph", "graph")
+    assert result.tokens_equal
+    assert result.agrees
+    assert 0 < result.typical_logit_error < result.tolerance * result.max_logit
+    assert result.first_difference is None
+    assert 0 < result.hit_rate < 1
+
+    compute = DecodeExperts.__call__
+
+    def wrong(self: DecodeExperts, *arguments: Any, out: torch.Tensor, **named: Any) -> None:
+        compute(self, *arguments, out=out, **named)
+        out.mul_(1.5)
+
+    monkeypatch.setattr(DecodeExperts, "__call__", wrong)
+    (result,) = verify([planned], prompts=["Once upon"], max_tokens=6)
+    assert not result.agrees
+
+
+def _captured(tmp_path: Path) -> Planned:
+    folder = build_checkpoint("Qwen3Moe", tmp_path)
+    return plan_for(
+        load_config(
+            {
+                "model": {"path": str(folder)},
+                "device": "cpu",
+                "memory": {"residency": 0.25},
+                "execution": {"mode": "graph", "max_rows": 1, "max_length": 128},
+            }
+        )
+    )
 
 
 def _in_place(tmp_path: Path) -> Planned:
