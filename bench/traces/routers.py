@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from bench.routing_replay import RecordedChoice
 from hetero_runtime.hf.early_routers import EarlyRouters
-from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, StockRouter
+from hetero_runtime.hf.router_choice import Choose, SteerableRouter, StockRouter
 from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_runtime.hf.small_choice import SmallChooser, small_choosers
 from hetero_runtime.hf.small_ops import RouterForward
@@ -156,21 +156,21 @@ class _Reciting:
 
 
 class _RecitingChooser:
-    """`chooser`, which hears `recital`. Its own product is left out, as in routers of one launch; that for a
-    layer to come is computed and given up."""
+    """`chooser`, which hears `recital`. Products are left out, its own as in routers of one launch, and with
+    it that for the layer to come, which is part of the same launch."""
 
     def __init__(self, chooser: SmallChooser, recital: Recital, layer: int) -> None:
         self._chooser, self._recital, self._layer = chooser, recital, layer
 
-    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
+    def run(self, hidden: torch.Tensor, choose: Choose, *, following: SteerableRouter | None) -> Any:
         """As for SteerableRouter."""
+        guess = None if following is None else following.scores(hidden)
         said = self._recital.say(self._layer, hidden.shape[:-1].numel())
-        experts = choose(self._chooser.heard(said))
+        experts = choose(self._chooser.heard(said), guess)
         return said, self._chooser.weigh(said, experts), experts
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As for SteerableRouter."""
-        self._chooser.scores(hidden)
+        """Logits, which rank as the scores would: no model of the benches has groups or a correction."""
         return self._recital.say(self._layer, hidden.shape[:-1].numel())
 
 

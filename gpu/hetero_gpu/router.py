@@ -3,9 +3,11 @@
     hidden ─► product, a few experts a program ─► logits ─► the last program to finish: softmax, top-k,
               (as many as fill the device)                  renormalisation, token by token
 
-Which program is the last is a matter of timing; what it computes is not. Equal logits are no rarity in bf16.
-Among equals the expert of lower index is taken, which is what `torch.topk` does on CUDA where the last places
-are tied.
+Which program is the last is a matter of timing; what it computes is not. Other programs of the same launch
+may compute what the next layer's router says of the same hidden states, for who looks a layer ahead.
+
+Equal logits are no rarity in bf16. Among equals the expert of lower index is taken, which is what
+`torch.topk` does on CUDA where the last places are tied.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -87,9 +89,18 @@ class Router:
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits `[tokens, experts]` of `hidden` `[tokens, size]`; weights and indices as from `route`."""
         if hidden.shape[0] <= MOST_TOKENS:
-            return self._in_one_launch(hidden)
+            logits, weights, indices, _ = self._in_one_launch(hidden, None)
+            return logits, weights, indices
         logits = self.logits(hidden)
         return logits, *self.choose(logits)
+
+    def with_next(
+        self, hidden: torch.Tensor, following: Router
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same, and the logits of `following`, a router of the same shape, for the same `hidden`."""
+        if hidden.shape[0] <= MOST_TOKENS:
+            return self._in_one_launch(hidden, following)
+        return *self(hidden), following.logits(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits `[tokens, experts]` alone."""
@@ -103,12 +114,17 @@ class Router:
         """Weights `[tokens, top_k]` by this router's rule of `experts` that somebody else chose."""
         return weigh(logits, experts, rule=WeightRule(self._is_renormalised), dtype=self._dtype)
 
-    def _in_one_launch(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _in_one_launch(
+        self, hidden: torch.Tensor, following: Router | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits, weights, indices, and the logits of `following`; empty where that is None."""
         tokens, (experts, size) = hidden.shape[0], self._weight.shape
         logits = hidden.new_empty((tokens, experts))
+        next_logits = hidden.new_empty((tokens, experts if following is not None else 0))
+        num_programs = triton.cdiv(experts, _TILE.rows)
         weights = hidden.new_empty((tokens, self._top_k), dtype=self._dtype)
         indices = hidden.new_empty((tokens, self._top_k), dtype=torch.int64)
-        _route_hidden[(triton.cdiv(experts, _TILE.rows),)](
+        _route_hidden[(num_programs if following is None else 2 * num_programs,)](
             hidden.contiguous(),
             self._weight,
             self._weight if self._bias is None else self._bias,
@@ -116,6 +132,10 @@ class Router:
             weights,
             indices,
             self._programs_done,
+            None if following is None else following._weight,
+            None if following is None else following._bias,
+            next_logits,
+            NUM_PROGRAMS=num_programs,
             HAS_BIAS=self._bias is not None,
             IS_RENORMALISED=self._is_renormalised,
             HIDDEN=size,
@@ -130,7 +150,7 @@ class Router:
             num_warps=_TILE.num_warps,
             **overlap_options(hidden.device),
         )
-        return logits, weights, indices
+        return logits, weights, indices, next_logits
 
 
 def route_reference(
@@ -268,6 +288,10 @@ def _route_hidden(
     weights,
     indices,
     programs_done,
+    next_weight,
+    next_bias,
+    next_logits,
+    NUM_PROGRAMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_RENORMALISED: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -281,34 +305,31 @@ def _route_hidden(
     TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    experts = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
-    store_products(
-        hidden,
-        weight,
-        bias,
-        logits,
-        experts,
-        HAS_BIAS,
-        HIDDEN,
-        EXPERTS,
-        TOKENS,
-        TOKEN_SLOTS,
-        LANE,
-        TILE,
-        OVERLAPS,
-    )
-    tl.debug_barrier()  # all threads have written before one of them says so
-    is_last = tl.atomic_add(programs_done, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    if is_last:
-        tl.store(programs_done, 0)
-        for token in tl.range(0, TOKENS):
-            _choose(
-                logits + token * EXPERTS,
-                weights + token * TOP_K,
-                indices + token * TOP_K,
-                IS_RENORMALISED,
-                EXPERTS,
-                SLOTS,
-                TOP_K,
-                CHOSEN,
-            )
+    program = tl.program_id(0)
+    if program < NUM_PROGRAMS:
+        experts = program * TILE.rows + tl.arange(0, TILE.rows)
+        store_products(
+            hidden, weight, bias, logits, experts, HAS_BIAS,
+            HIDDEN, EXPERTS, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS,
+        )  # fmt: skip
+        tl.debug_barrier()  # all threads have written before one of them says so
+        is_last = tl.atomic_add(programs_done, 1, sem="acq_rel") == NUM_PROGRAMS - 1
+        if is_last:
+            tl.store(programs_done, 0)
+            for token in tl.range(0, TOKENS):
+                _choose(
+                    logits + token * EXPERTS,
+                    weights + token * TOP_K,
+                    indices + token * TOP_K,
+                    IS_RENORMALISED,
+                    EXPERTS,
+                    SLOTS,
+                    TOP_K,
+                    CHOSEN,
+                )
+    elif next_weight is not None:
+        experts = (program - NUM_PROGRAMS) * TILE.rows + tl.arange(0, TILE.rows)
+        store_products(
+            hidden, next_weight, next_bias, next_logits, experts, next_bias is not None,
+            HIDDEN, EXPERTS, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS,
+        )  # fmt: skip

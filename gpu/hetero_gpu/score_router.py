@@ -9,7 +9,7 @@
 
 Weights are those of the gate alone, without correction. Among equal scores, and among equal groups, the one
 of lower index is taken. As for `router`, which program is the last is a matter of timing; what it computes is
-not.
+not. The next layer's router may say what it says of the same hidden states in the same launch.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -71,6 +71,15 @@ class Scored(NamedTuple):
     """float32 `[T, top_k]`"""
 
 
+class _Part(NamedTuple):
+    """What programs of one router need."""
+
+    weight: torch.Tensor
+    correction: torch.Tensor
+    scored: Scored
+    programs_done: torch.Tensor
+
+
 class ScoreRouter:
     """The whole router of one layer: one launch for up to `MOST_TOKENS` tokens, fit for a CUDA graph.
 
@@ -83,6 +92,8 @@ class ScoreRouter:
         self, weight: torch.Tensor, correction: torch.Tensor | None, *, form: ScoreForm, dtype: torch.dtype
     ) -> None:
         assert correction is None or form.weighing.is_sigmoid, "a correction is one of sigmoid scores"
+        if correction is None:
+            correction = torch.zeros(form.experts, device=weight.device)
         self._weight, self._correction = weight.contiguous(), correction
         self._form, self._dtype = form, dtype
         self._programs_done = torch.zeros(1, dtype=torch.int32, device=weight.device)
@@ -92,13 +103,30 @@ class ScoreRouter:
         if len(hidden) > MOST_TOKENS:
             weight = self._weight.to(self._dtype)
             return self.choose(linear(hidden.to(self._dtype), weight))
-        scored = self._room(hidden.new_empty((len(hidden), self._form.experts), dtype=self._dtype))
-        _route_scored_hidden[(triton.cdiv(self._form.experts, _TILE.rows),)](
+        return self._in_one_launch(hidden, None)[0]
+
+    def with_next(self, hidden: torch.Tensor, following: ScoreRouter) -> tuple[Scored, Scored]:
+        """The same, and what `following`, a router of the same form, says of the same `hidden`."""
+        assert following._form == self._form, "the layers of a model have routers of one form"
+        if len(hidden) > MOST_TOKENS:
+            return self(hidden), following(hidden)
+        return self._in_one_launch(hidden, following)
+
+    def _in_one_launch(self, hidden: torch.Tensor, following: ScoreRouter | None) -> tuple[Scored, Scored]:
+        """What both say; the same twice where `following` is None."""
+        routers = [self] if following is None else [self, following]
+        shape = (len(hidden), self._form.experts)
+        said = [router._room(hidden.new_empty(shape, dtype=router._dtype)) for router in routers]
+        num_programs = triton.cdiv(self._form.experts, _TILE.rows)
+        parts = [
+            _Part(router._weight, router._correction, scored, router._programs_done)
+            for router, scored in zip(routers, said, strict=True)
+        ]
+        _route_scored_hidden[(len(routers) * num_programs,)](
             hidden.contiguous(),
-            self._weight,
-            self._correction,
-            scored,
-            self._programs_done,
+            parts[0],
+            None if following is None else parts[1],
+            NUM_PROGRAMS=num_programs,
             FORM=self._form,
             HIDDEN=self._weight.shape[1],
             TOKENS=len(hidden),
@@ -108,7 +136,7 @@ class ScoreRouter:
             num_warps=_TILE.num_warps,
             **overlap_options(hidden.device),
         )
-        return scored
+        return said[0], said[-1]
 
     def choose(self, logits: torch.Tensor) -> Scored:
         """What it says of tokens whose `logits` `[T, E]` are known, of whatever type."""
@@ -157,10 +185,9 @@ def _route_scored_token(correction, scored, FORM: tl.constexpr, OVERLAPS: tl.con
 @triton.jit
 def _route_scored_hidden(
     hidden,
-    weight,
-    correction,
-    scored,
-    programs_done,
+    own,
+    following,
+    NUM_PROGRAMS: tl.constexpr,
     FORM: tl.constexpr,
     HIDDEN: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -169,28 +196,42 @@ def _route_scored_hidden(
     TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    experts = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
+    program = tl.program_id(0)
+    if program < NUM_PROGRAMS:
+        _share(program, hidden, own, NUM_PROGRAMS, FORM, HIDDEN, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS)
+    elif following is not None:
+        program -= NUM_PROGRAMS
+        _share(
+            program, hidden, following, NUM_PROGRAMS, FORM, HIDDEN, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS
+        )
+
+
+@triton.jit
+def _share(
+    program,
+    hidden,
+    part,
+    NUM_PROGRAMS: tl.constexpr,
+    FORM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TOKEN_SLOTS: tl.constexpr,
+    LANE: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """What one of the NUM_PROGRAMS of one router does: its products and, if it is the last, the rest."""
+    experts = program * TILE.rows + tl.arange(0, TILE.rows)
     store_products(
-        hidden,
-        weight,
-        weight,
-        scored.logits,
-        experts,
-        False,
-        HIDDEN,
-        FORM.experts,
-        TOKENS,
-        TOKEN_SLOTS,
-        LANE,
-        TILE,
-        OVERLAPS,
-    )
+        hidden, part.weight, part.weight, part.scored.logits, experts, False,
+        HIDDEN, FORM.experts, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS,
+    )  # fmt: skip
     tl.debug_barrier()  # all threads have written before one of them says so
-    is_last = tl.atomic_add(programs_done, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    is_last = tl.atomic_add(part.programs_done, 1, sem="acq_rel") == NUM_PROGRAMS - 1
     if is_last:
-        tl.store(programs_done, 0)
+        tl.store(part.programs_done, 0)
         for token in tl.range(0, TOKENS):
-            _score(token, correction, scored, FORM)
+            _score(token, part.correction, part.scored, FORM)
 
 
 @triton.jit
@@ -224,8 +265,7 @@ def _compare(logits, correction, scores, FORM: tl.constexpr):
     compared = tl.load(logits + at, mask=is_there, other=float("-inf")).to(tl.float32)
     if FORM.weighing.is_sigmoid:
         compared = tl.sigmoid(compared)
-        if correction is not None:
-            compared += tl.load(correction + at, mask=is_there, other=0.0)
+        compared += tl.load(correction + at, mask=is_there, other=0.0)
         compared = tl.where(is_there, compared, float("-inf"))
     if FORM.kept_groups < FORM.num_groups:
         worth = tl.max(compared, axis=1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,11 +46,16 @@ layer, and where nobody looks ahead.
 """
 
 
+Choose = Callable[[RouterScores, torch.Tensor | None], torch.Tensor]
+"""A Chooser, asked about one layer."""
+
+
 class SteerableRouter(Protocol):
     """One that lets somebody else choose. `hidden`: what its module is asked, `[..., H]`."""
 
-    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
-        """What its module returns, having selected what `choose` says."""
+    def run(self, hidden: torch.Tensor, choose: Choose, *, following: SteerableRouter | None) -> Any:
+        """What its module returns, having selected what `choose` says, who is also told what `following`, one
+        of the same kind, says of `hidden`. `following` speaks first, where they do not speak together."""
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """What it would say of `hidden`. floats `[T, E]`"""
@@ -81,8 +87,12 @@ class StockRouter:
         self._forward = layer.router.forward
         self._block: nn.Module = model.get_submodule(layer.name)
 
-    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
-        """As for SteerableRouter."""
+    def run(self, hidden: torch.Tensor, choose: Choose, *, following: SteerableRouter | None) -> Any:
+        """As for SteerableRouter, `following` of any kind."""
+        guess = None if following is None else following.scores(hidden)
+        return self._run(hidden, lambda said: choose(said, guess))
+
+    def _run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
         with _OneTopK(self._num_experts, self._top_k, choose) as top_k:
             output = self._forward(hidden, *router_arguments(self._block, self._forward))
         if top_k.num_found != 1:
@@ -100,7 +110,7 @@ class StockRouter:
             said.append(router_said)
             return router_said.own
 
-        self.run(hidden, listen)
+        self._run(hidden, listen)
         return said[0].scores
 
 
@@ -144,7 +154,6 @@ def _choosing(
     index: int, router: SteerableRouter, following: SteerableRouter | None, choose: Chooser
 ) -> Callable[..., Any]:
     def forward(hidden: torch.Tensor, *_: Any) -> Any:
-        guess = None if following is None else following.scores(hidden)
-        return router.run(hidden, lambda said: choose(index, said, guess))
+        return router.run(hidden, partial(choose, index), following=following)
 
     return forward

@@ -2,7 +2,7 @@
 
     stock   product ─ scores ─ groups ─ top-k ─ masks, casts ─ [choose] ─ gather ─ sum, quotient, cast
     small   product, scores, top-k ─ [choose] ─ weights of what was chosen
-            and the next layer's router, one layer early: a product, scores
+            └ with those of the next layer's router, one layer early
 
 A captured step pays for every launch, and it asks two routers a layer. A router is one of these only where
 `small_routers` found that its kernel says what transformers' module says; the others stay as they are.
@@ -10,14 +10,13 @@ A captured step pays for every launch, and it asks two routers a layer. A router
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from hetero_gpu.router import Router
 from hetero_gpu.score_router import ScoreRouter
-from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, StockRouter
+from hetero_runtime.hf.router_choice import Choose, RouterScores, SteerableRouter, StockRouter
 from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_runtime.hf.small_routers import is_top_k_router, small_router
 
@@ -39,10 +38,15 @@ class SoftmaxChooser:
         self._router = router
         self.weigh = router.weigh
 
-    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
-        """As for SteerableRouter."""
-        logits, _, own = self._router(_flat(hidden))
-        experts = choose(RouterScores(logits, own))
+    def run(self, hidden: torch.Tensor, choose: Choose, *, following: SteerableRouter | None) -> Any:
+        """As for SteerableRouter, `following` of any kind."""
+        hidden, guess = _flat(hidden), None
+        if isinstance(following, SoftmaxChooser):
+            logits, _, own, guess = self._router.with_next(hidden, following._router)
+        else:
+            guess = None if following is None else following.scores(hidden)
+            logits, _, own = self._router(hidden)
+        experts = choose(RouterScores(logits, own), guess)
         return logits, self.weigh(logits, experts), experts
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -61,10 +65,16 @@ class ScoreChooser:
         self._router = router
         self.weigh = router.weigh
 
-    def run(self, hidden: torch.Tensor, choose: Callable[[RouterScores], torch.Tensor]) -> Any:
-        """As for SteerableRouter."""
-        scored = self._router(_flat(hidden))
-        experts = choose(RouterScores(scored.scores, scored.experts))
+    def run(self, hidden: torch.Tensor, choose: Choose, *, following: SteerableRouter | None) -> Any:
+        """As for SteerableRouter, `following` of any kind."""
+        hidden, guess = _flat(hidden), None
+        if isinstance(following, ScoreChooser):
+            scored, ahead = self._router.with_next(hidden, following._router)
+            guess = ahead.scores
+        else:
+            guess = None if following is None else following.scores(hidden)
+            scored = self._router(hidden)
+        experts = choose(RouterScores(scored.scores, scored.experts), guess)
         return scored.logits, self.weigh(scored.logits, experts), experts
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:

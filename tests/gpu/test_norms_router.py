@@ -150,6 +150,21 @@ def test_router_is_a_product_and_a_choice(
         torch.testing.assert_close(weights, expected_weights)
 
 
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("tokens", [1, 2], ids=lambda n: f"tokens{n}")
+def test_the_next_router_speaks_in_the_same_launch(tokens: int, has_bias: bool) -> None:
+    arguments = {"top_k": 6, "is_renormalised": False, "dtype": torch.float32}
+    router, following = (
+        Router(torch.randn(63, 100, device=DEVICE), bias if has_bias else None, **arguments)
+        for bias in torch.randn(2, 63, device=DEVICE)
+    )
+    hidden = torch.randn(tokens, 100, device=DEVICE)
+    for _ in range(2):
+        *own, next_logits = router.with_next(hidden, following)
+        assert all(map(torch.equal, own, router(hidden)))
+        torch.testing.assert_close(next_logits, following.logits(hidden))
+
+
 def test_more_experts_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="top-5 of 4 experts"):
         route(torch.zeros(1, 4), top_k=5, is_renormalised=True, dtype=torch.float32)

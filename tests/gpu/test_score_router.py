@@ -22,6 +22,11 @@ FORMS = {
     "no power of two": ScoreForm(60, 4, SIGMOID, num_groups=3, kept_groups=2),
     "pairs, all sigmoids as they are": ScoreForm(8, 2, WeightRule(False, True), num_groups=4, kept_groups=1),
 }
+SMALL = {
+    "sigmoid": ScoreForm(20, 4, SIGMOID),
+    "sigmoid groups": FORMS["pairs, all sigmoids as they are"],
+    "softmax groups": ScoreForm(24, 6, SOFTMAX, num_groups=4, kept_groups=3),
+}
 
 
 def router_of(form: ScoreForm, size: int = 64) -> tuple[ScoreRouter, torch.Tensor, torch.Tensor | None]:
@@ -45,7 +50,7 @@ def test_scores_choice_and_weights_equal_reference(form: ScoreForm, dtype: torch
     torch.testing.assert_close(router.weigh(logits, expected.experts), expected.weights)
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize("tokens", [1, 3], ids=lambda n: f"tokens{n}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_router_is_a_product_and_a_choice(form: ScoreForm, tokens: int, dtype: torch.dtype) -> None:
@@ -58,6 +63,17 @@ def test_router_is_a_product_and_a_choice(form: ScoreForm, tokens: int, dtype: t
         )
         for ours, of_logits in zip(scored, router.choose(scored.logits), strict=True):
             assert torch.equal(ours, of_logits)
+
+
+@pytest.mark.parametrize("form", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("tokens", [1, 2], ids=lambda n: f"tokens{n}")
+def test_the_next_router_speaks_in_the_same_launch(form: ScoreForm, tokens: int) -> None:
+    (router, *_), (following, *_) = router_of(form), router_of(form)
+    hidden = torch.randn(tokens, 64, device=DEVICE)
+    for _ in range(2):
+        together = router.with_next(hidden, following)
+        for said, alone in zip(together, (router(hidden), following(hidden)), strict=True):
+            assert all(map(torch.equal, said, alone))
 
 
 def test_among_equals_the_lower_index_is_taken() -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 STEPS = """
 from hetero_gpu import overlap
 from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_gpu.router import Router
 from hetero_gpu.score_router import ScoreForm, ScoreRouter
 from hetero_gpu.weigh import WeightRule, weigh
 from hetero_scheduler.routing import LogicalCache, Shape, make_routing_policy, uncalibrated
@@ -39,6 +40,11 @@ for weighing, groups in ((WeightRule(True, True, 2.5), (8, 4)), (WeightRule(Fals
     form, correction = ScoreForm(160, 6, weighing, *groups), torch.zeros(160) if weighing.is_sigmoid else None
     router = ScoreRouter(torch.zeros(160, 64), correction, form=form, dtype=torch.float32)
     router.choose(router(torch.zeros(1, 64, dtype=torch.bfloat16)).logits)
+    router.with_next(torch.zeros(1, 64, dtype=torch.bfloat16), router)
+for bias in (None, torch.zeros(64, dtype=torch.bfloat16)):
+    weight = torch.zeros(64, 2048, dtype=torch.bfloat16)
+    softmax = Router(weight, bias, top_k=8, is_renormalised=False, dtype=torch.bfloat16)
+    softmax.with_next(torch.zeros(1, 2048, dtype=torch.bfloat16), softmax)
 assert all("griddepcontrol.wait" in each.asm["ptx"] for each in compiled)
 """
 
