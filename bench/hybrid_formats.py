@@ -48,7 +48,7 @@ from hetero_runtime.bundled import model_path
 from hetero_runtime.experts.base import ExpertStore
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
-from hetero_scheduler.misses import Trials
+from hetero_scheduler.trials import Trials
 
 DEVICE = "cpu"
 
@@ -162,12 +162,12 @@ class _Engine(NamedTuple):
     told: str
 
 
-def _trials(parts: Parts) -> Trials | None:
+def _trials(parts: Parts) -> Trials[float] | None:
     """What the captured step tries; None where it tries nothing."""
     return parts.orchestrator.trials if isinstance(parts.orchestrator, DeviceOrchestrator) else None
 
 
-def _told(cache: CacheStats, in_place: InPlaceStats, trials: Trials | None) -> str:
+def _told(cache: CacheStats, in_place: InPlaceStats, trials: Trials[float] | None) -> str:
     told = f"hits {100 * cache.hit_rate:.0f} %"
     if in_place.experts:
         each_us = 1e6 * in_place.seconds / in_place.experts
@@ -175,7 +175,7 @@ def _told(cache: CacheStats, in_place: InPlaceStats, trials: Trials | None) -> s
     if trials is None or not trials.step_s:
         return told
     tried = ", ".join(f"{share}: {1e3 * seconds:.2f}" for share, seconds in sorted(trials.step_s.items()))
-    verdict = "given up" if trials.is_lost else f"share {trials.share}"
+    verdict = "given up" if trials.is_lost else f"share {trials.choice}"
     return f"{told}, {verdict} (ms a step by share: {tried})"
 
 

@@ -1,11 +1,15 @@
 """The steps of VisMMOE's Table 4 as engines of this runtime, one after another on one bank of experts.
 
-    base            LRU over all layers, loads on demand, all image tokens
+    base            LRU over all layers, eagerly, on demand, all image tokens: what plain offloading does
     compression     + half of the image tokens behind the first layers, which are pinned
     prediction      + a lookahead predictor, and what it names first fetched ahead
-    orchestration   the whole of preset vismmoe: prefix by Eq. 10, eviction by forecasts, expired ones first
+    orchestration   the whole of preset vismmoe, as it runs on a GPU: prefix by Eq. 10, the order of loading
+                    by forecasts, prompts through grouped kernels, tokens in the captured step
+    captured_base   no row of the table: the base again, but for prompts and steps that are captured as the
+                    whole's are, to tell what the captured step alone is worth
 
-All have the same room for experts, a pinned prefix included.
+In mode offload misses are loaded, in mode hybrid the CPU computes some of them. All have the same room for
+experts, a pinned prefix included.
 """
 
 from __future__ import annotations
@@ -23,16 +27,20 @@ from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import Config
 from hetero_runtime.engine import Engine
 from hetero_runtime.experts.base import ExpertStore
+from hetero_runtime.orchestrator import Orchestrator
+from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.plan.geometry import read_geometry
 from hetero_runtime.planned import plan_for
 from hetero_runtime.source import config_from
 from hetero_runtime.stats import EngineStats, PhaseStats
 
 STEPS = ("base", "compression", "prediction", "orchestration")
-HANDLERS = {"offload": "load", "hybrid": "hybrid", "graph": "load"}
-"""By mode: what happens to an expert that is missing. In mode graph tokens are decoded in the captured step,
-and prompts read by grouped kernels."""
+WHOLE, CAPTURED_BASE = STEPS[-1], "captured_base"
+HANDLERS = {"offload": "load", "hybrid": "hybrid"}
+"""By mode: what happens to an expert that is missing."""
 KEEP_RATIO = 0.5
+SETTLING_TOKENS = 128
+"""Of an answer that nobody times, in which an engine tries its captured steps."""
 _TEMPERATURE = 0.8
 """Greedy text repeats itself, which flatters every cache."""
 
@@ -49,6 +57,7 @@ class Step(NamedTuple):
         plain = {"preset": "lru", "prediction": {"predictor": "none"}, "prefetch": {"schedule": "none"}}
         words: dict[str, dict[str, Any]] = {
             "base": plain,
+            "captured_base": plain,
             "compression": plain | {"vision": {"keep_ratio": KEEP_RATIO}},
             "prediction": {
                 "preset": "lru",
@@ -65,10 +74,15 @@ class Step(NamedTuple):
         """Whether it needs the calibrated one."""
         return self.name in STEPS[2:]
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether its tokens are decoded in the captured step."""
+        return self.name in (WHOLE, CAPTURED_BASE)
+
 
 def steps_of(mode: str) -> list[Step]:
     """In their order."""
-    return [Step(mode, name) for name in STEPS]
+    return [Step(mode, name) for name in (*STEPS, CAPTURED_BASE)]
 
 
 class Setup(NamedTuple):
@@ -88,11 +102,12 @@ class Setup(NamedTuple):
         geometry = read_geometry(self.checkpoint)
         room = int(self.residency * geometry.num_routed_experts)
         pinned = {"slabs": room - self.prefix * geometry.num_experts, "pinned_prefix": self.prefix}
-        memory = {"base": {"slabs": room, "pinned_prefix": 0}, "orchestration": {"slabs": room}}
+        plain = {"slabs": room, "pinned_prefix": 0}
+        memory = {"base": plain, CAPTURED_BASE: plain, WHOLE: {"slabs": room}}
         words = step.words | {"memory": memory.get(step.name, pinned)}
         if step.reads_predictor:
             words["prediction"] = words.get("prediction", {}) | {"path": str(self.predictor)}
-        return self.loaded(words, mode="graph" if step.mode == "graph" else "eager")
+        return self.loaded(words, mode="graph" if step.is_captured else "eager")
 
     def loaded(self, words: dict[str, Any], *, mode: str = "eager") -> Config:
         """The model with `words`. Experts are as wide in host memory as on the device, as the paper's are."""
@@ -141,6 +156,8 @@ class Measured:
     """Of a prompt; 0 where all image tokens are kept."""
     pinned: int
     """First MoE layers whose experts are all resident, outside the cache."""
+    found: str
+    """By timing captured steps; empty where nothing was."""
 
     @property
     def prefill_ms(self) -> float:
@@ -160,26 +177,33 @@ class Measured:
     @property
     def about(self) -> str:
         """What the times come from."""
-        return f"{self.pinned} layers pinned; prefill: {_about(self.prefill)}; decode: {_about(self.decode)}"
+        about = f"{self.pinned} layers pinned; prefill: {_about(self.prefill)}; decode: {_about(self.decode)}"
+        return f"{about}; {self.found}" if self.found else about
 
 
 def _about(phase: PhaseStats) -> str:
     """Of a pass."""
     moved = phase.cache.bytes_moved / max(phase.passes, 1) / 1e6
     stalled = phase.stall_s / phase.seconds if phase.seconds else 0.0
+    pass_ms = 1e3 * phase.seconds / max(phase.passes, 1)
     return (
-        f"hits {phase.cache.hit_rate:.1%}, {moved:.0f} MB a pass, stalled {stalled:.0%} of the time, "
-        f"{phase.cpu_share:.0%} of experts on the CPU"
+        f"hits {phase.cache.hit_rate:.1%}, {moved:.0f} MB and {pass_ms:.1f} ms a pass, "
+        f"stalled {stalled:.0%} of the time, {phase.cpu_share:.0%} of experts on the CPU"
     )
 
 
-def measure(parts: Parts, mosaics: Sequence[Mosaic], *, tokens: int) -> Measured:
-    """Ask about each of `mosaics`, two or more; the first is not counted, for its kernels compile.
+def measure(parts: Parts, mosaics: Sequence[Mosaic], *, tokens: int, settling: int) -> Measured:
+    """Ask about each of `mosaics`, two or more; the first is not counted, for its kernels compile, nor are
+    up to `settling` further answers to it, until the engine has tried all its captured steps.
 
     The caller closes `parts`, or has their experts go on.
     """
     engine = Engine(parts)
     _ask(engine, mosaics[0], tokens, seed=0)
+    for seed in range(settling):
+        if parts.orchestrator.is_settled:
+            break
+        _ask(engine, mosaics[0], SETTLING_TOKENS, seed=seed)
     before = engine.stats()
     timings = [_ask(engine, mosaic, tokens, seed=seed) for seed, mosaic in enumerate(mosaics[1:], 1)]
     after = engine.stats()
@@ -191,7 +215,19 @@ def measure(parts: Parts, mosaics: Sequence[Mosaic], *, tokens: int) -> Measured
         decode=_between(before.decode, after.decode),
         compress_ms=_compress_ms(before, after),
         pinned=engine.config.memory.pinned_prefix,
+        found=_found(parts.orchestrator),
     )
+
+
+def _found(orchestrator: Orchestrator) -> str:
+    if not isinstance(orchestrator, DeviceOrchestrator):
+        return ""
+    found = []
+    if orchestrator.num_ways > 1 or orchestrator.is_plain:
+        found.append(f"steps {'without' if orchestrator.is_plain else 'with'} forecasts")
+    if orchestrator.trials is not None:
+        found.append(f"{orchestrator.trials.choice:.0%} of misses for the CPU")
+    return ", ".join(found) + ("" if orchestrator.is_settled else ", still trying") if found else ""
 
 
 def _ask(engine: Engine, mosaic: Mosaic, tokens: int, *, seed: int) -> tuple[float, float]:

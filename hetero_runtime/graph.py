@@ -171,12 +171,16 @@ def capture_step(
     around = partial(orchestrator.pass_, checkpoint=lambda: None)
 
     @contextmanager
-    def decode() -> Iterator[None]:
+    def decode(way: int = 0) -> Iterator[None]:
         steered_uncounted = nullcontext() if steered is None else steered.uncounted()
-        with orchestrator.uncounted(), steered_uncounted, around(Phase.DECODE):
+        with orchestrator.uncounted(), steered_uncounted, orchestrator.going(way), around(Phase.DECODE):
             yield
 
-    sequences.capture(prefill=partial(around, Phase.PREFILL), decode=decode)
+    prefill = partial(around, Phase.PREFILL)
+    if isinstance(sequences, CheckGraphs):  # forecasts are not for drafts, so there is one way
+        sequences.capture(prefill=prefill, decode=decode)
+    else:
+        sequences.capture(prefill=prefill, decode=decode, ways=orchestrator)
 
 
 def _steered(

@@ -1,6 +1,7 @@
 """Sequences whose decode step is a CUDA graph, the choice of the next token included.
 
-    capture, once   a token of no meaning in row 0 ─► warm up ─► capture, for each number of rows ─► forget it
+    capture, once   a token of no meaning in row 0 ─► warm up ─► capture, for each number of rows and each way
+                    that a step can go ─► forget it
     prefill         eager: transformers' model on our KV cache; the first token is sampled from its logits
     submit          [copy who is active ─► replay step ─► replay sampling] x steps ─► one copy to the host
 
@@ -17,6 +18,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +30,8 @@ from hetero_runtime.hf.sequences import PromptCut, StaticSequences
 from hetero_runtime.hf.visual import Images
 
 Around = Callable[[], AbstractContextManager[None]]
+AroundWay = Callable[[int], AbstractContextManager[None]]
+"""Of one of the ways that a step can go."""
 Replay = Callable[[], object]
 Capture = Callable[[Callable[[], object]], Replay]
 """Takes device work and gives what repeats it."""
@@ -48,6 +52,23 @@ class Texts(Protocol):
 
 NUM_WARM_UPS = 3
 """Steps before the capture: kernels compile and libraries allocate what they never allocate again."""
+
+
+class Ways(Protocol):
+    """Which way steps go, where they can go several; each is captured."""
+
+    @property
+    def num_ways(self) -> int:
+        """Ways that a step can still go."""
+
+    @property
+    def way(self) -> int:
+        """That of the decode pass that runs."""
+
+
+class _OneWay(NamedTuple):
+    num_ways: int = 1
+    way: int = 0
 
 
 class StepPlan(NamedTuple):
@@ -116,10 +137,11 @@ class GraphSequences:
         self._uniforms = torch.zeros(len(active), device=active.device)
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         self._sampler = RowSampler(len(active), vocab_size, active.device)
-        self._logits: dict[int, torch.Tensor] = {}
-        self._graphs: dict[int, _StepGraphs] = {}
+        self._logits: dict[tuple[int, int], torch.Tensor] = {}
+        self._graphs: dict[tuple[int, int], _StepGraphs] = {}  # by way and number of rows
         self._free = list(range(len(active)))
-        self._around: tuple[Around, Around]
+        self._around: tuple[Around, AroundWay]
+        self._ways: Ways = _OneWay()
 
     @property
     def row_counts(self) -> list[int]:
@@ -128,26 +150,29 @@ class GraphSequences:
         return sorted({min(power, len(self._active)) for power in [*powers, len(self._active)]})
 
     @torch.inference_mode()
-    def capture(self, *, prefill: Around, decode: Around) -> None:
+    def capture(self, *, prefill: Around, decode: AroundWay, ways: Ways | None = None) -> None:
         """Capture the steps; slots and slabs see a few steps of a text that nobody asked for.
 
-        `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations.
+        `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations. `ways`: where
+        steps can go more than one.
         """
-        self._around = prefill, decode
+        self._around, self._ways = (prefill, decode), ways or _OneWay()
         self._graphs.clear()
+        self._logits.clear()
         capture = self._capture or GraphCapture()
         nothing = torch.zeros(1, dtype=torch.long, device=self._active.device)
         with prefill(), self._reading(0, nothing):
             self._sequences.prefill(0, nothing)
         self._active.zero_()
         self._active[0] = True
-        with decode():
-            for rows in self.row_counts:
-                self._graphs[rows] = _StepGraphs(
-                    step=capture(lambda rows=rows: self._step(rows)),  # type: ignore[misc]
-                    greedy=capture(lambda rows=rows: self._greedy(rows)),  # type: ignore[misc]
-                    draw=capture(lambda rows=rows: self._draw(rows)),  # type: ignore[misc]
-                )
+        for way in range(self._ways.num_ways):
+            with decode(way):
+                for rows in self.row_counts:
+                    self._graphs[way, rows] = _StepGraphs(
+                        step=capture(partial(self._step, way, rows)),
+                        greedy=capture(partial(self._greedy, way, rows)),
+                        draw=capture(partial(self._draw, way, rows)),
+                    )
         self._empty(0)
 
     def capture_again(self) -> None:
@@ -155,7 +180,7 @@ class GraphSequences:
         if self._active.is_cuda:
             torch.cuda.synchronize(self._active.device)
         prefill, decode = self._around
-        self.capture(prefill=prefill, decode=decode)
+        self.capture(prefill=prefill, decode=decode, ways=self._ways)
 
     # ---- rows
 
@@ -231,15 +256,15 @@ class GraphSequences:
         self._active.zero_()
         self._active[row] = True
         self.tokens[row] = token[0]
-        self._graphs[rows].step()
-        return self._logits[rows][row].clone()
+        self._graphs[self._ways.way, rows].step()
+        return self._logits[self._ways.way, rows][row].clone()
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Submitted:
         """Submit the steps of `plan`; waits for nothing. A row's token is the one that it said last. Raises
         RequestError, with nothing submitted, when a row has no room for its steps."""
         num_steps, rows = len(plan.active), len(plan.active[0])
-        graphs = self._graphs[rows]
+        graphs = self._graphs[self._ways.way, rows]
         for row, steps in enumerate(zip(*plan.active, strict=True)):
             self._sequences.advance(row, sum(steps))
         active = self._to_device(torch.tensor(plan.active))
@@ -270,15 +295,15 @@ class GraphSequences:
 
     # ---- what is captured
 
-    def _step(self, rows: int) -> None:
-        self._logits[rows] = self._sequences.step(self.tokens[:rows])
+    def _step(self, way: int, rows: int) -> None:
+        self._logits[way, rows] = self._sequences.step(self.tokens[:rows])
 
-    def _greedy(self, rows: int) -> None:
-        self._say(self._sampler.greedy(self._logits[rows]))
+    def _greedy(self, way: int, rows: int) -> None:
+        self._say(self._sampler.greedy(self._logits[way, rows]))
 
-    def _draw(self, rows: int) -> None:
-        active = self._active[:rows]
-        self._say(self._sampler.draw(self._logits[rows], self._uniforms[:rows], is_active=active))
+    def _draw(self, way: int, rows: int) -> None:
+        active, uniforms = self._active[:rows], self._uniforms[:rows]
+        self._say(self._sampler.draw(self._logits[way, rows], uniforms, is_active=active))
 
     def _say(self, said: torch.Tensor) -> None:
         tokens = self.tokens[: len(said)]

@@ -75,6 +75,11 @@ class Orchestrator(ABC):
         """So many captured steps took the device so long; in the order of the steps, between passes."""
 
     @property
+    def is_settled(self) -> bool:
+        """What is found by timing captured steps has been found."""
+        return True
+
+    @property
     def is_outdated(self) -> bool:
         """Captured anew, a step would be shorter."""
         return False

@@ -6,7 +6,7 @@
 
 How many of a layer's misses go to the CPU is a table of the host; which ones, the device decides. A policy
 that splits by cost is not asked for the table: shares are tried in turn, and the time of whole steps decides
-(`hetero_scheduler.misses.trials`). Whatever the share, a layer loads one of its misses every few tokens: if
+(`hetero_scheduler.trials`). Whatever the share, a layer loads one of its misses every few tokens: if
 the CPU computed them all, the slabs would keep what lay there at the beginning, of which a text needs less
 and less, and a share would look better in its trial than it is later. Where no share helps, the log says so
 once, and a step that is captured anew asks nobody any more.
@@ -34,7 +34,8 @@ from hetero_gpu.tables import DeviceTables
 from hetero_runtime.errors import DeviceError
 from hetero_runtime.in_place import InPlaceExperts, InPlaceStats
 from hetero_runtime.in_place.answers import CallLine, make_answers
-from hetero_scheduler.misses import FixedShare, LayerDemand, MissPolicy, Trials
+from hetero_scheduler.misses import SHARES, FixedShare, LayerDemand, MissPolicy
+from hetero_scheduler.trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class CapturedInPlace:
         self._is_asking = True
         self._failure: BaseException | None = None
         self._is_closing = False
-        self.trials = Trials() if policy.is_tried else None
+        self.trials = Trials(SHARES) if policy.is_tried else None
         """Of shares of a layer's misses; None where `policy` says how many."""
         self._share = 0.0
         if self.trials is None:
@@ -119,8 +120,8 @@ class CapturedInPlace:
         share that is to be tried now, which waits for nothing."""
         if not self._thread.is_alive():
             self.finish()
-        if self.trials is not None and self.trials.share != self._share:
-            self._share = self.trials.share
+        if self.trials is not None and self.trials.choice != self._share:
+            self._share = self.trials.choice
             self._write_table(FixedShare(self._share), turns_to_load=1)
 
     def observe_steps(self, num_steps: int, seconds: float) -> None:
@@ -220,12 +221,11 @@ class CapturedInPlace:
             )
 
 
-def _say_lost(trials: Trials) -> None:
-    helped = min(seconds for share, seconds in trials.step_s.items() if share > 0)
+def _say_lost(trials: Trials[float]) -> None:
     log.warning(
         "misses are all loaded from now on: a step takes %.2f ms so, and %.2f ms at best with some of them "
         "computed on the CPU; misses.handler: load saves its memory, and cpu.threads or cpu.isa may make it "
         "faster",
-        1e3 * trials.step_s[0.0],
-        1e3 * helped,
+        1e3 * trials.plain_s,
+        1e3 * trials.helped_s,
     )

@@ -1,14 +1,16 @@
-"""Lookahead within the captured step: at every layer a forecast of the next ones, fetched and guarded.
+"""Lookahead within the captured step: a forecast of the layers that come next, fetched and guarded.
 
-    layer l     kept and window move on ─ ensure ─ … ─ predictor hears l ─┬─ scores: expired experts go first
-                     │ scores                                             └─ the B most wanted ─► task ring
-                     └─► who is evicted
+    layer l     ensure ─ gather ─ experts ──────────────── layer l + 1: ensure ─ …
+                  │                                          ▲
+    beside        └─ hear l ─ foresee ─ the B most wanted ─ kept and window move on: who is evicted next
+                                              └─► task ring
 
     a prompt    the host's predictor reads it (`foresight.rolling_prompts`) ─► its row of the device's
 
 VisMMOE's prediction, order and eviction (§3.3, §3.4.2), as the host's RollingText, TopB and Lookahead say
-them, with the paces of the device: tasks are sent once a layer, as far as the ring has room, for experts that
-are used more often than not.
+them, with the paces of the device: forecasts are made and tasks sent at every STRIDE-th layer, since each
+reaches W layers far; tasks as far as the ring has room, for experts that are used more often than not. Of all
+this only the first layer's scores, which depend on its choice, keep the step waiting.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from hetero_gpu.foresight import ExpiredFirst
 from hetero_gpu.predict.lookahead import DeviceLookahead
 from hetero_gpu.tables import DeviceTables, create_prefetch
 from hetero_runtime.orchestrator.captured_prefetch import Asker
+from hetero_runtime.orchestrator.plain_steps import PlainSteps, RecentSteps
 from hetero_scheduler.eviction.lookahead import Lookahead
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE
 
 LIKELY = 0.5
 """Probability from which an expert is worth a copy: what layers turn out to miss waits behind copies that are
 for nothing."""
+
+STRIDE = 2
+"""Layers from one forecast to the next; what it costs beside the step is some forty small kernels."""
 
 
 class CapturedLookahead(Asker):
@@ -50,6 +56,7 @@ class CapturedLookahead(Asker):
         self._tables, self._region, self._kept_back = tables, region, kept_back
         self._per_layer = min(per_layer, tables.num_experts)
         self._eviction = eviction
+        self.plain = PlainSteps() if eviction is None else RecentSteps(eviction)
         self._scores = None if eviction is None else ExpiredFirst(tables)
         self._chosen: torch.Tensor | None = None
         window = torch.arange(predictor.shape.window, device=tables.device)
@@ -59,16 +66,23 @@ class CapturedLookahead(Asker):
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         self._chosen = chosen
-        if self._scores is not None:
+        if self._scores is not None and layer == 0:  # those of the others were made while the one before ran
             self._scores.begin_layer(layer, chosen)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._chosen is not None, f"layer {layer} asks before it began"
         chosen, self._chosen = self._chosen, None
         used_here(chosen, hidden)
-        said = self.predictor.observe(layer, chosen, hidden)
-        if said is None:
+        self.predictor.hear(layer, chosen)
+        if layer == self._tables.num_layers - 1:
             return
+        if layer % STRIDE == 0:
+            self._fetch(layer, self.predictor.foresee(layer, hidden))
+        if self._scores is not None:
+            self._scores.begin_layer(layer + 1, chosen)
+
+    def _fetch(self, layer: int, said: torch.Tensor) -> None:
+        """Send tasks for what was `said` of the layers after `layer`."""
         if self._scores is not None:
             self._scores.expect(range(layer + 1, layer + 1 + len(said)), said)
             self._scores.guard(layer)

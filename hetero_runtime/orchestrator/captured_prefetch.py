@@ -10,12 +10,14 @@ forecasts of steps to come and `CapturedLookahead` by those of layers to come, w
 so are made beside the experts and the attention that follow.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
-What has not arrived when its layer runs is awaited while misses load, within bounds. A worker that fails is
+What has not arrived when its layer runs is awaited while misses load, within bounds. Whether that pays is
+found by timing whole steps, with it and without, where the asker may be done without. A worker that fails is
 reported once; after that a step is as fast as without prefetch, less the slots that its last tasks hold.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -34,6 +36,10 @@ from hetero_gpu.tables import (
     land,
     unpack_landed,
 )
+from hetero_runtime.orchestrator.plain_steps import PlainSteps
+from hetero_scheduler.trials import Trials
+
+log = logging.getLogger(__name__)
 
 
 class LookAhead(Protocol):
@@ -51,6 +57,9 @@ class Asker(ABC):
     """Whether `ask` runs on a stream of its own, beside the layer's experts and what follows until the next
     `begin_layer`, instead of before late copies are awaited. Then what it reads of the layer's tensors must
     be kept (`used_here`)."""
+
+    plain: PlainSteps | None = None
+    """How steps go without it; None where none may."""
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:  # noqa: B027 (most wait to be asked)
         """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
@@ -114,6 +123,10 @@ class CapturedPrefetch:
             staging=self._staging,
         )
         self._is_failure_told = False
+        self.plain = asker.plain
+        """How steps go without prefetches; None where none may."""
+        self.trials = None if asker.plain is None else Trials((False, True))
+        """Whether steps prefetch; None where all do."""
 
     # ---- captured, for each layer
 
@@ -153,6 +166,19 @@ class CapturedPrefetch:
     def begin_decode(self) -> None:
         """The tables were handed over to the device just now."""
         self._asker.begin_decode()
+
+    def observe_steps(self, num_steps: int, seconds: float) -> None:
+        """So many steps, with prefetches if `trials` says so, took so long; in the order of the steps."""
+        if self.trials is None or self.trials.is_lost:
+            return
+        self.trials.observe(num_steps, seconds)
+        if self.trials.is_lost:
+            log.warning(
+                "tokens are decoded without forecasts from now on: a step takes %.2f ms so, and %.2f ms with "
+                "them; prompts keep theirs",
+                1e3 * self.trials.plain_s,
+                1e3 * self.trials.helped_s,
+            )
 
     def raise_if_failed(self) -> None:
         """Raise RuntimeError for the first failure of the worker, once."""

@@ -6,17 +6,19 @@
               ensure(top_k_index)   hits, evictions, miss list          one thread block
               gather()              misses: mapped host memory → slabs  count read on the device
               experts(slots)        up, gate, down, weighted sum        weights read in their slabs
-              and around them, if experts are prefetched, what `captured_prefetch` adds, or, if the CPU
+              and around them, if experts are prefetched, what `captured_prefetch` adds, and if the CPU
               computes misses, what `captured_in_place` does
 
 Nothing in a decode step depends on a value that the host would have to read, so the step can be captured as
-one CUDA graph and replayed for every token (SeqMoE §8).
+one CUDA graph and replayed for every token (SeqMoE §8). Where prefetches have to pay, it goes one of two
+ways, without them and with them, each captured: `way` says which one the pass takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -28,7 +30,8 @@ from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
-from hetero_scheduler.misses import Trials
+from hetero_runtime.orchestrator.plain_steps import PlainSteps
+from hetero_scheduler.trials import Trials
 
 
 class DeviceOrchestrator(Orchestrator):
@@ -36,7 +39,7 @@ class DeviceOrchestrator(Orchestrator):
 
     `prefill`: runs the prompts. `active`: bool `[rows]` on the device, the rows whose token counts in a step;
     experts of the others are neither loaded nor computed. `prefetch`: None loads what misses and no more.
-    `in_place`: None computes nothing on the CPU; not with `prefetch`.
+    `in_place`: None computes nothing on the CPU.
     """
 
     mode = "graph"
@@ -54,16 +57,19 @@ class DeviceOrchestrator(Orchestrator):
         prefetch: CapturedPrefetch | None = None,
         in_place: CapturedInPlace | None = None,
     ) -> None:
-        assert prefetch is None or in_place is None, "the CPU computes, or experts are prefetched"
         self._prefill, self._cache, self._slabs, self._bank = prefill, cache, slabs, bank
         self._tables, self._experts, self._active = tables, experts, active
         self._prefetch, self._in_place = prefetch, in_place
         self._is_on_device = False
+        self._is_prefetching = prefetch is not None and prefetch.trials is None
+        self._way_asked: int | None = None
         self._phase = Phase.PREFILL
 
     @contextmanager
     def pass_(self, phase: Phase, *, checkpoint: Callable[[], None]) -> Iterator[None]:
         self._phase = phase
+        if phase is Phase.DECODE:
+            self._take_way()
         self._hand_over(to_device=phase is Phase.DECODE)
         if phase is Phase.DECODE:
             if self._in_place is not None:
@@ -89,22 +95,23 @@ class DeviceOrchestrator(Orchestrator):
         if len(hidden) > 1:  # a single row is always active in its own step
             top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
         hidden, index, weights = hidden.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()
+        prefetch = self._prefetching
+        if prefetch is not None:
+            prefetch.begin_layer(layer, index)
         if self._in_place is not None:
             index = self._in_place.begin_layer(layer, hidden, index, weights)
         slots = self._bring(layer, hidden, index)
         out = torch.empty_like(hidden)
         self._experts(hidden, self._slabs.memory, slots=slots, weights=weights, out=out)
-        if self._prefetch is not None:
-            self._prefetch.end_layer(layer)
+        if prefetch is not None:
+            prefetch.end_layer(layer)
         if self._in_place is not None:
             self._in_place.finish_layer(out)
         return out
 
     def _bring(self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor) -> torch.Tensor:
         """The slots in which the experts lie once all that this submits is done."""
-        prefetch = self._prefetch
-        if prefetch is not None:
-            prefetch.begin_layer(layer, top_k_index)
+        prefetch = self._prefetching
         slots = ensure(self._tables, layer, top_k_index, awaits_late=prefetch is not None)
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
@@ -121,15 +128,48 @@ class DeviceOrchestrator(Orchestrator):
         return self._prefill.prediction_stats()
 
     def observe_steps(self, num_steps: int, seconds: float) -> None:
-        if self._in_place is not None:
+        is_racing = self._prefetch_trials is not None and self._prefetch_trials.is_racing
+        if self._prefetch is not None:
+            self._prefetch.observe_steps(num_steps, seconds)
+        if self._in_place is not None and not is_racing:  # one question at a time
             self._in_place.observe_steps(num_steps, seconds)
+
+    @property
+    def num_ways(self) -> int:
+        """Ways that a step can still go."""
+        trials = self._prefetch_trials
+        return 1 if trials is None or trials.is_lost else 2
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps do without the forecasts that there are."""
+        return self._prefetch is not None and not self._is_prefetching
+
+    @property
+    def way(self) -> int:
+        """That of the decode pass that runs. 0: the plain one, or the only one."""
+        return int(self._is_prefetching and self._prefetch_trials is not None)
+
+    @contextmanager
+    def going(self, way: int) -> Iterator[None]:
+        """Decode passes inside go that `way`, whatever is being tried."""
+        self._way_asked = way
+        try:
+            yield
+        finally:
+            self._way_asked = None
+
+    @property
+    def is_settled(self) -> bool:
+        all_trials = (self.trials, self._prefetch_trials)
+        return not any(trials is not None and trials.is_racing for trials in all_trials)
 
     @property
     def is_outdated(self) -> bool:
         return self._in_place is not None and self._in_place.is_outdated
 
     @property
-    def trials(self) -> Trials | None:
+    def trials(self) -> Trials[float] | None:
         """Of shares of the misses that the CPU computes; None where nothing is tried."""
         return None if self._in_place is None else self._in_place.trials
 
@@ -146,19 +186,45 @@ class DeviceOrchestrator(Orchestrator):
         self._prefill.check()
 
     def close(self) -> None:
-        if self._prefetch is not None:
-            self._prefetch.close()
         if self._in_place is not None:
             self._in_place.close()
+        if self._prefetch is not None:
+            self._prefetch.close()
 
     def _hand_over(self, *, to_device: bool) -> None:
         """Bring the slot states to where the next pass decides."""
-        if to_device != self._is_on_device:
-            if self._prefetch is not None and not to_device:
-                self._prefetch.finish()
-            if self._in_place is not None and not to_device:
+        if to_device == self._is_on_device:
+            return
+        prefetch, steps = self._prefetching, PlainSteps()
+        if prefetch is None and self._prefetch is not None:
+            assert self._prefetch.plain is not None, "no step may do without prefetches"
+            steps = self._prefetch.plain
+        if to_device:
+            self._cache.lend(partial(steps.adopt, self._tables))
+            if prefetch is not None:
+                prefetch.begin_decode()
+        else:
+            if prefetch is not None:
+                prefetch.finish()
+            if self._in_place is not None:
                 self._in_place.finish()
-            self._cache.lend(self._tables.adopt if to_device else self._tables.to_machine)
-            if self._prefetch is not None and to_device:
-                self._prefetch.begin_decode()
-            self._is_on_device = to_device
+            self._cache.lend(partial(steps.give_back, self._tables))
+        self._is_on_device = to_device
+
+    def _take_way(self) -> None:
+        """Let the decode pass that comes prefetch, or not: as asked for, else as is being tried."""
+        trials = self._prefetch_trials
+        if trials is None:
+            return
+        is_prefetching = trials.choice if self._way_asked is None else self._way_asked == 1
+        if is_prefetching != self._is_prefetching:
+            self._hand_over(to_device=False)  # both ways have scores of their own
+            self._is_prefetching = is_prefetching
+
+    @property
+    def _prefetching(self) -> CapturedPrefetch | None:
+        return self._prefetch if self._is_prefetching else None
+
+    @property
+    def _prefetch_trials(self) -> Trials[bool] | None:
+        return None if self._prefetch is None else self._prefetch.trials

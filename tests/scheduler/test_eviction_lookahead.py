@@ -1,4 +1,4 @@
-"""Lookahead eviction: who is expired, who is guarded, and that a layer always gets what it needs."""
+"""Lookahead eviction: who is guarded, who leaves last, and that a layer always gets what it needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_window_is_guarded_round_the_end_of_a_pass() -> None:
     assert found == [[1, 2], [4, 5], [0, 5], [0, 1]]
 
 
-def test_expired_before_speculative_before_required() -> None:
+def test_required_ones_leave_last_and_of_all_others_the_least_priority_first() -> None:
     one = policy(size=2)
     one.observe(1, tokens(0, 1))  # ran, and lies outside the window of layer 2
     one.observe(2, tokens(3))
@@ -49,8 +49,8 @@ def test_expired_before_speculative_before_required() -> None:
     required = [one.score[4, 0], one.score[3, 0]]  # 0.8 of 0.9, and 0.4
     speculative = [one.score[3, 1], one.score[3, 2], one.score[4, 3], one.score[4, 1]]
     expired = [one.score[1, 0], one.score[1, 3], one.score[5, 0]]
-    assert required == pytest.approx([4.72, 4.4])
-    assert speculative == pytest.approx([2.3, 2.2, 2.08, 2.0])
+    assert required == pytest.approx([2.72, 2.4])
+    assert speculative == pytest.approx([0.3, 0.2, 0.08, 0.0])
     assert expired == pytest.approx([0.25, 0.0, 0.0])
 
 
@@ -106,6 +106,27 @@ def test_restored_scores_are_what_is_kept() -> None:
     assert guarded(one) == []
     one.observe(3, tokens(0))
     assert one.score[1] == pytest.approx(score[1])
+
+
+def test_recent_use_goes_on_from_shares_and_hands_back_shares() -> None:
+    one = policy()
+    for layer in range(NUM_LAYERS):  # a prompt: expert 0 of each layer has 3 of 4 tokens
+        one.observe(layer, tokens(0, 0, 0, 1))
+    recent = one.recent()
+    assert recent.score[:, 0] == pytest.approx(0.375) and recent.score[:, 1] == pytest.approx(0.125)
+    for experts in ((1, 2), (2, 3)):
+        for layer in range(NUM_LAYERS):
+            recent.observe(layer, tokens(*experts))
+    order = np.argsort(recent.score[0])
+    assert order[:2].tolist() == [0, 1] and recent.score[0, 2] == recent.score[0, 3]
+    one.resume(recent)
+    assert one.kept[2] == pytest.approx([0.375 / 4, 0.125, 0.25, 0.25])
+    assert one.passes.tolist() == [3] * NUM_LAYERS
+
+
+def test_before_any_pass_there_are_no_shares_to_go_on_from() -> None:
+    with pytest.raises(AssertionError, match="no pass was observed"):
+        policy().recent()
 
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"size": 0}, {"decay": 0.0}, {"decay": 1.5}])

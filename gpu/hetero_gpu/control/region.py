@@ -11,7 +11,7 @@ another's writing. Every word has one writer. A ring entry is written before its
      48  TASK_TAIL    device       tasks emitted so far
      64  LANDING_TAIL worker       landings reported so far
      80  HEARTBEAT    worker       grows while the worker lives
-     96  STOP         host         1: the worker shall end
+     96  STOP         host         1: the worker, and who answers calls, shall end
     112  FAILURE      worker       error code of the copy engine that ended it, 0 if none
     128  CONSUMED     device       landings whose bytes it needs no more where the worker left them
     144  CALLS        device       layers that asked the CPU for experts so far

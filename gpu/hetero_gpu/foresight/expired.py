@@ -1,8 +1,8 @@
 """The lookahead priority with its expired guard, as scores of the device's tables (VisMMOE §3.4.2).
 
-    begin_layer(l)   the runs of l are kept; the window moves on: l + 1 .. l + W, round the end of a step
     expect           forecasts of layers to come
     guard(l)         for the prefetches of l: what lies in the window gives way to none of them
+    begin_layer(l)   the runs of l are kept; the window moves on: l + 1 .. l + W, round the end of a step
 
 Score for score what `hetero_scheduler.eviction`'s Lookahead says, but for experts of equal priority. Within a
 step every layer but the first is foreseen by the one before it; between steps nothing is, so what is kept is
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hetero_gpu.tables.state import DeviceTables
-from hetero_scheduler.eviction.lookahead import REQUIRED, SMOOTHING, WITHIN
+from hetero_scheduler.eviction.lookahead import REQUIRED, SMOOTHING
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE, WINDOW
 
 
@@ -39,8 +39,8 @@ class ExpiredFirst:
     # ---- captured
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
-        """`layer` runs now, before its `ensure`. `chosen` `[n, top_k]`: its experts, -1 in rows that do not
-        step."""
+        """`layer` runs next, before its `ensure`. `chosen` `[n, top_k]`: of the first layer its experts, -1
+        in rows that do not step; what was foreseen of the others is kept instead."""
         kept = self._kept[layer]
         kept.lerp_(self._outlook[layer] if layer else self._shares(chosen), SMOOTHING)
         self._outlook[layer].copy_(kept)
@@ -50,7 +50,7 @@ class ExpiredFirst:
         near = self._near[layer]
         priority = self._outlook.index_select(0, near) * self._decays
         least = priority.flatten().topk(self._size).values[-1]
-        score = torch.add(priority, priority >= least, alpha=REQUIRED - WITHIN).add_(WITHIN)
+        score = torch.add(priority, priority >= least, alpha=REQUIRED)
         self._tables.score.index_copy_(0, near, score)
 
     def expect(self, layers: range, probabilities: torch.Tensor) -> None:

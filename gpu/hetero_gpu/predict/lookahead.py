@@ -3,7 +3,8 @@
     history [rows, L + W, E]   what each row's tokens chose, fading; past the last layer zeros
     seen [rows, S, M]          what its images add at each layer, told when its prompt was read
 
-    observe(l)   history of l moves on ─► [history of l .. l + W ; hidden at l] ─► three products ─► shares
+    hear(l)      history of l moves on
+    foresee(l)   [history of l .. l + W ; hidden at l] ─► three products ─► shares
 
 Word for word what `hetero_scheduler.predict`'s LookaheadMlp says of one text. Device work alone, by torch: a
 layer's products are small, and rows of a step are few.
@@ -34,23 +35,25 @@ class DeviceLookahead:
 
     # ---- captured
 
-    def observe(self, layer: int, chosen: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
-        """`layer` routes the first rows. `chosen` `[n, top_k]`: their experts, -1 in rows that do not step.
-        `hidden` `[n, hidden_size]`: what its router was asked.
+    def hear(self, layer: int, chosen: torch.Tensor) -> None:
+        """`layer` routes the first rows. `chosen` `[n, top_k]`: their experts, -1 in rows that do not
+        step."""
+        is_chosen = (chosen[:, :, None] == self._experts).any(dim=1)
+        is_active = self._active[: len(chosen), None]
+        self._history[: len(chosen), layer].lerp_(is_chosen.float(), FADING * is_active)
+
+    def foresee(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """After `layer` was heard, which is not the last one. `hidden` `[n, hidden_size]`: what its router
+        was asked.
 
         Returns what the next W layers will want, as the host's forecast says it: probabilities float32
-        `[layers, experts]`, the most that any row says. None after the last layer.
+        `[layers, experts]`, the most that any row says.
         """
-        history = self._history[: len(chosen)]
-        is_chosen = (chosen[:, :, None] == self._experts).any(dim=1)
-        history[:, layer].lerp_(is_chosen.float(), FADING * self._active[: len(chosen), None])
         num_coming = min(self.shape.window, self.shape.num_layers - 1 - layer)
-        if num_coming == 0:
-            return None
-        near = history[:, layer : layer + self.shape.window + 1].flatten(1)
+        near = self._history[: len(hidden), layer : layer + self.shape.window + 1].flatten(1)
         dtype = self._weights.inner.dtype
         scores = self._scores(layer, torch.cat([near.to(dtype), hidden.to(dtype)], dim=1), num_coming)
-        active = scores.view(len(chosen), num_coming, -1) * self._undecayed[:num_coming]
+        active = scores.view(len(hidden), num_coming, -1) * self._undecayed[:num_coming]
         said = active / active.sum(dim=2, keepdim=True).clamp_min(self.shape.top_k)
         if len(said) == 1:  # a single row is always active in its own step
             return said[0]

@@ -49,7 +49,7 @@ _LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTER
 _POLICIES = EVICTION_POLICIES + FORECAST_POLICIES + FOLLOWING_POLICIES
 _LRU, _LFU = tl.constexpr(_POLICIES.index("lru")), tl.constexpr(_POLICIES.index("lfu"))
 _BELADY = tl.constexpr(_POLICIES.index("belady"))
-_LOGICAL = tl.constexpr(_POLICIES.index("logical"))
+_LOOKAHEAD = tl.constexpr(_POLICIES.index("lookahead"))
 
 
 def policy_number(name: str) -> int:
@@ -204,7 +204,7 @@ def observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl.
         new_score = old_score + 1.0
     elif POLICY == _BELADY:  # forecasts score elsewhere, from 0 upwards; below 0 are those without any
         new_score = tl.where(old_score < 0, -1.0 / layers_run.to(tl.float64), old_score)
-    elif POLICY == _LOGICAL:
+    elif POLICY >= _LOOKAHEAD:  # it and those that follow a routing policy are scored elsewhere
         new_score = old_score
     else:
         log_now = tl.zeros_like(old_score) + passes.to(tl.float64) / tl.full((), HALF_LIFE, tl.float64)

@@ -8,25 +8,28 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero_scheduler.eviction.base import EvictionPolicy
+from hetero_scheduler.eviction.lru import Lru
 from hetero_scheduler.predict.base import Forecast
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE, WINDOW
 
 SMOOTHING = 0.5
 """Weight of a layer's newest run in what is kept of it."""
-WITHIN, REQUIRED = 2.0, 4.0
-"""Added to priorities, which are at most 1: each kind scores above the one before."""
+REQUIRED = 2.0
+"""Added to priorities, which are at most 1: whoever is required scores above all others."""
 
 
 class Lookahead(EvictionPolicy):
     """Where the layers of the window are those that run within the next W, round the end of a pass:
 
         kind        layer             expert                        score
-        required    in the window     among its B of most priority  4 + priority
-        speculative in the window     any other                     2 + priority
+        required    in the window     among its B of most priority  2 + priority
+        speculative in the window     any other                     priority
         expired     has run, outside  any                           priority over its last runs
 
     A prefetch takes the place of expired experts alone (`prefetch_score`). What a layer has to have is loaded
-    in any case: once no expired one is left a speculative one gives way, then a required one.
+    in any case, over whoever has the least priority: the window is half of a shallow model, and experts that
+    were used just now outside it are worth more than those inside that nobody expects. Required ones give
+    way last.
 
     The priority of a layer to come is its newest forecast, γ^(d-1) times at a distance of d layers. Once it
     has run, that forecast is averaged into its earlier ones, for reuse from step to step; a run that nobody
@@ -91,6 +94,25 @@ class Lookahead(EvictionPolicy):
         self._kept[:] = score
         self._is_foreseen[:] = self._is_within[:] = False
 
+    def recent(self) -> Lru:
+        """For runs without forecasts: whatever is used from now on outranks what was not, and of the rest the
+        share that was kept decides. One pass was observed."""
+        assert self.passes.all(), "shares would outrank uses: no pass was observed"
+        recent = Lru(*self.score.shape)
+        recent.restore(self._kept, self.passes)
+        return recent
+
+    def resume(self, recent: Lru) -> None:
+        """Go on from what `recent()` has seen since: each expert's last run, of those that ran alike."""
+        num_runs = (recent.passes - self.passes)[:, None]
+        is_used = recent.score > 1.0  # shares are not
+        newest = recent.score.max(axis=1, keepdims=True)
+        runs_ago = (newest - recent.score) / len(self.passes)
+        num_alike = (recent.score == newest).sum(axis=1, keepdims=True)
+        kept = self._kept * (1.0 - SMOOTHING) ** num_runs
+        kept = np.where(is_used, SMOOTHING * (1.0 - SMOOTHING) ** runs_ago / num_alike, kept)
+        self.restore(kept, recent.passes)
+
     def _refresh(self) -> None:
         num_layers = len(self.passes)
         near = (self._layer + np.arange(1, self._window + 1)) % num_layers  # nearest first
@@ -101,7 +123,7 @@ class Lookahead(EvictionPolicy):
             return
         expected = np.where(self._is_foreseen[near, None], self._expected[near], self._kept[near])
         priority = expected * self._decays
-        self.score[near] = np.where(greatest(priority, self._size), REQUIRED, WITHIN) + priority
+        self.score[near] = np.where(greatest(priority, self._size), REQUIRED, 0.0) + priority
 
 
 def greatest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.bool_]:

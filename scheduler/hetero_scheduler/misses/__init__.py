@@ -7,7 +7,6 @@ While slots are empty a miss is loaded; of the others each policy computes in pl
     share       a fixed share: the same choice whatever the clock says
     by_cost     link and CPU finish together, by what both were measured to take
     split       the arithmetic under all three
-    trials      which share makes whole steps fastest, found by trying it
     costs       seconds by tokens, corrected by what running shows
 """
 
@@ -17,9 +16,8 @@ from hetero_scheduler.misses.base import LayerDemand, MissPolicy
 from hetero_scheduler.misses.by_cost import ByCost, Verdict
 from hetero_scheduler.misses.costs import CostCurve, Costs, DeviceSide
 from hetero_scheduler.misses.in_place import AllInPlace
-from hetero_scheduler.misses.share import FixedShare
+from hetero_scheduler.misses.share import SHARES, FixedShare
 from hetero_scheduler.misses.split import least_worth, split_by_cost
-from hetero_scheduler.misses.trials import SHARES, Trials
 
 __all__ = [
     "SHARES",
@@ -31,7 +29,6 @@ __all__ = [
     "FixedShare",
     "LayerDemand",
     "MissPolicy",
-    "Trials",
     "Verdict",
     "least_worth",
     "split_by_cost",

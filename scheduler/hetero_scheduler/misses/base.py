@@ -30,7 +30,7 @@ class MissPolicy(ABC):
     is_lost = False
     """Everything is loaded from now on: nobody has to ask any more."""
     is_tried = False
-    """A captured step, which observes no layer, tries shares of the misses (`trials`) in place of asking."""
+    """A captured step, which observes no layer, tries shares of the misses in place of asking."""
 
     @abstractmethod
     def choose(self, demand: LayerDemand) -> list[int]:

@@ -7,6 +7,10 @@ import math
 from hetero_scheduler.misses.base import LayerDemand, MissPolicy
 from hetero_scheduler.misses.split import least_worth
 
+SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
+"""What a captured step tries, of a layer's misses; more between them would differ in no layer of eight
+experts."""
+
 
 class FixedShare(MissPolicy):
     """The `share` (0 to 1) of least worth, rounded to the nearest whole expert, halves up. No clock is

@@ -40,16 +40,16 @@ class Texts:
         for layer in range(NUM_LAYERS):
             chosen = torch.from_numpy(np.stack([self._rng.permutation(NUM_EXPERTS)[:TOP_K] for _ in rows]))
             hidden = torch.from_numpy(self._rng.normal(size=(len(rows), HIDDEN)).astype(np.float32))
-            said = self.device.observe(layer, torch.where(self.active[:, None], chosen, -1), hidden)
+            self.device.hear(layer, torch.where(self.active[:, None], chosen, -1))
             expected = []
             for row in rows:
                 if self.active[row]:
                     self.hosts[row].observe_tokens(1, layer, chosen[row : row + 1].numpy(), hidden[row])
                     expected.append(self.hosts[row].forecast())
             if layer == NUM_LAYERS - 1:
-                assert said is None and expected == [None] * len(expected)
+                assert expected == [None] * len(expected)
                 continue
-            assert said is not None
+            said = self.device.foresee(layer, hidden)
             shares = np.max([each.probabilities[0] for each in expected if each is not None], axis=0)
             np.testing.assert_allclose(said.numpy(), shares, rtol=1e-4, atol=1e-6)
 

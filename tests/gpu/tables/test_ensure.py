@@ -215,8 +215,10 @@ class Told(EvictionPolicy):
         self.passes[layer] += 1
 
 
-def test_scores_that_somebody_else_keeps_stay_as_they_are() -> None:
+@pytest.mark.parametrize("name", ["logical", "lookahead"])
+def test_scores_that_somebody_else_keeps_stay_as_they_are(name: str) -> None:
     policy = Told(1, NUM_EXPERTS)
+    policy.name = name  # type: ignore[misc]
     twin = HostTwin(SlotMachine(2, num_layers=1, num_experts=NUM_EXPERTS), policy)
     tables = tables_of(twin, torch.device("cpu"))
     for experts, scores in (([0, 1], [1, 2, 3]), ([2, 1], [1, 9, 4]), ([0, 2], [7, 8, 9])):

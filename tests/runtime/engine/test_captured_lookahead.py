@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 
 from hetero_runtime.engine import Engine
 from hetero_runtime.foresight.rolling import RollingText
-from hetero_runtime.orchestrator import captured_lookahead
+from hetero_runtime.orchestrator import captured_lookahead, captured_prefetch
 from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_runtime.stepping import graph as graph_stepping
+from hetero_scheduler import trials
+from hetero_scheduler.trials import Trials
 from tests.architectures import prompt_ids
 from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.test_exactness import about, interleaved, picture
@@ -32,6 +36,12 @@ OPTIONS: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
 def _fetches_what_is_unlikely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictors that have learnt nothing are sure of nothing."""
     monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)
+
+
+@pytest.fixture
+def looks_ahead_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps are decoded here; the first ones with forecasts."""
+    monkeypatch.setattr(captured_prefetch, "Trials", lambda choices: Trials(choices[::-1]))
 
 
 def load(folder: Path, mode: str, rows: int, **sections: Any) -> Engine:
@@ -59,6 +69,7 @@ def assert_sound(engine: Engine) -> None:
     assert stats.prefill.prediction.layers > 0
 
 
+@pytest.mark.usefixtures("looks_ahead_first")
 def test_rows_with_images_say_what_they_say_alone_in_eager_mode(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +97,7 @@ def test_rows_with_images_say_what_they_say_alone_in_eager_mode(
     assert len(seen) == 4  # of each prompt with images: all tokens, then those that went on
 
 
+@pytest.mark.usefixtures("looks_ahead_first")
 @pytest.mark.parametrize("eviction", ["lookahead", pytest.param("lru", marks=pytest.mark.slow)])
 def test_prompts_one_after_another(
     eviction: str, *, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
@@ -103,3 +115,54 @@ def test_prompts_one_after_another(
         asker = orchestrator._prefetch._asker
         assert isinstance(asker, CapturedLookahead)
         assert (asker._scores is not None) == (eviction == "lookahead")
+
+
+@pytest.mark.parametrize("handler", ["load", "hybrid"])
+def test_steps_with_and_without_forecasts_are_tried_in_turn_and_say_the_same(
+    handler: str,
+    *,
+    checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Within one text the way changes, more than once; then it is found that forecasts do not pay."""
+    folder = checkpoint("Qwen3Moe")
+    write_random_lookahead(folder)
+    options = OPTIONS | {"max_tokens": 13}
+    with load(folder, "eager", rows=1) as engine:
+        expected = engine.generate(TEXT, **options).token_ids
+    for name, steps in (("SETTLE_STEPS", 1), ("BLOCK_STEPS", 2)):
+        monkeypatch.setattr(trials, name, steps)
+    monkeypatch.setattr(graph_stepping, "MOST_STEPS", 1)
+    steps_on_cpu(monkeypatch)
+    sections: dict[str, Any] = {}
+    if handler == "hybrid":
+        sections = {"misses": {"handler": "hybrid", "cpu_share": 0.5}, "cpu": {"backend": "torch"}}
+    with load(folder, "graph", rows=1, **sections) as engine:
+        orchestrator = engine._parts.orchestrator
+        ways: list[int] = []
+        monkeypatch.setattr(orchestrator, "observe_steps", slow_with_forecasts(orchestrator, ways))
+        assert engine.generate(TEXT, **options).token_ids == expected
+        assert ways[0] == 0 and sorted({*ways}) == [0, 1]
+        assert_sound(engine)
+        assert orchestrator.is_settled
+        assert [record.message for record in caplog.records if "without forecasts" in record.message] == [
+            "tokens are decoded without forecasts from now on: a step takes 1000.00 ms so, and 2000.00 ms "
+            "with them; prompts keep theirs"
+        ]
+        assert engine.generate(TEXT, **options).token_ids == expected
+        assert orchestrator.way == 0
+        if handler == "hybrid":
+            assert engine.stats().decode.in_place.experts > 0
+        engine.check()
+
+
+def slow_with_forecasts(orchestrator: Any, ways: list[int]) -> Callable[[int, float], None]:
+    """What hears of steps, but with times that were made up. `ways`: grows by the way of each."""
+    observe_steps = orchestrator.observe_steps
+
+    def observe(num_steps: int, _seconds: float) -> None:
+        ways.append(orchestrator.way)
+        observe_steps(num_steps, num_steps * (1.0 + orchestrator.way))
+
+    return observe

@@ -301,16 +301,16 @@ def test_another_models_predictor_is_refused(own: Path, checkpoint: MakeCheckpoi
         planned(own, prediction={"path": str(other)})
 
 
-def test_the_captured_step_takes_it_with_its_own_schedule_and_loads_misses(own: Path) -> None:
+def test_the_captured_step_takes_it_with_its_own_schedule_and_any_misses(own: Path) -> None:
     write_random_lookahead(own)
     graph = {"mode": "graph"}
     with pytest.raises(ConfigError, match=r"execution\.mode: graph prefetch\.schedule: edf needs all of"):
         planned(own, execution=graph, prefetch={"schedule": "edf", "extra": 12})
-    with pytest.raises(ConfigError, match=r"misses\.handler: hybrid with execution\.mode: graph"):
-        planned(own, execution=graph, misses={"handler": "hybrid"})
-    for eviction in ("lookahead", "lru"):  # nothing is wrong with these but the device
-        with pytest.raises(ConfigError, match=r"execution\.mode: graph needs a CUDA device"):
-            planned(own, execution=graph, eviction={"policy": eviction})
+    for eviction, handler in (("lookahead", "load"), ("lru", "load"), ("lookahead", "hybrid")):
+        with pytest.raises(
+            ConfigError, match=r"execution\.mode: graph needs a CUDA device"
+        ):  # and nothing else
+            planned(own, execution=graph, eviction={"policy": eviction}, misses={"handler": handler})
 
 
 def test_it_needs_somebody_who_listens(own: Path) -> None:

@@ -331,8 +331,8 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
     while not trials.is_lost:
         assert not run.orchestrator.is_outdated
         run.in_place.begin_pass()
-        tables[trials.share] = run.in_place._division.number_of.T.tolist()
-        run.orchestrator.observe_steps(4, 4 * (1 + trials.share))
+        tables[trials.choice] = run.in_place._division.number_of.T.tolist()
+        run.orchestrator.observe_steps(4, 4 * (1 + trials.choice))
     one_is_loaded = {share: columns.pop(0) for share, columns in tables.items()}
     assert one_is_loaded == {share: [0, 0, int(share > 0.2)] for share in one_is_loaded}
     by_share = {

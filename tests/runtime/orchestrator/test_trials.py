@@ -17,7 +17,7 @@ from hetero_runtime.passes import Passes
 from hetero_runtime.stats import StatsRecorder
 from hetero_runtime.stepping.graph import GraphStepper
 from hetero_runtime.turns import Turns
-from hetero_scheduler.misses.trials import SETTLE_STEPS
+from hetero_scheduler.trials import SETTLE_STEPS
 from tests.architectures import build_checkpoint, prompt_ids
 from tests.runtime.orchestrator.test_device import load, on_device
 from tests.runtime.steps_on_cpu import steps_on_cpu
@@ -49,14 +49,14 @@ def test_steps_are_timed_shares_applied_and_a_lost_cpu_left_out_of_the_next_step
     loaded = said(stepper)
     assert trials._settling == SETTLE_STEPS - (NUM_TOKENS - 1)
     assert orchestrator.device_in_place_stats().experts == 0
-    while trials.share < 1:
-        orchestrator.observe_steps(4, 4 * (1 + trials.share))
+    while trials.choice < 1:
+        orchestrator.observe_steps(4, 4 * (1 + trials.choice))
     assert said(stepper) == loaded
     computed = orchestrator.device_in_place_stats()
     assert computed.experts > 0
 
     while not trials.is_lost:
-        orchestrator.observe_steps(4, 4 * (1 + trials.share))
+        orchestrator.observe_steps(4, 4 * (1 + trials.choice))
     required = orchestrator.device_stats().required
     assert orchestrator.is_outdated
     assert said(stepper) == loaded
@@ -90,8 +90,8 @@ def test_checks_of_drafts_are_timed_and_their_misses_shared(
         assert isinstance(orchestrator, DeviceOrchestrator)
         trials = orchestrator.trials
         assert trials is not None
-        while trials.share < 0.5:
-            trials.observe(4, 4 * (1 - trials.share / 2))
+        while trials.choice < 0.5:
+            trials.observe(4, 4 * (1 - trials.choice / 2))
         assert engine.generate(prompt, max_tokens=12, ignore_eos=True).token_ids == expected
         decode, drafts = engine.stats().decode, engine.stats().drafts
         assert drafts.accepted > 0

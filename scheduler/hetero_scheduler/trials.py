@@ -1,42 +1,43 @@
-"""Which share of its misses a captured step hands to the CPU, found by trying: whole steps are timed.
+"""Which of several ways to run a captured step is the fastest, found by trying: whole steps are timed.
 
-    settle ─ measure │ settle ─ measure │ ...     a block for each share that is still in the race,
+    settle ─ measure │ settle ─ measure │ ...     a block for each choice that is still in the race,
                                                   round by round; who is far behind leaves the race
     rest ──────────────────────────────── │ ...   with the winner; then once more, it and its neighbours,
                                                   which may take a hundredth of the time
 
-What one expert costs each way does not say what a share is worth. Link and CPU read the same memory, so each
-slows the other down; and an expert computed in place is not resident afterwards, so it misses again. Both are
-in the time of a step, the second one only after a while: so each block begins with steps that do not count.
-And the machine now and then does something else for longer than shares are apart: so the slowest and the
-fastest quarter of what is timed count as little.
+The parts of a step do not say what a choice is worth. Of misses that the CPU computes, link and CPU read the
+same memory, so each slows the other down; forecasts share the device with what they hurry. And an expert that
+was computed in place, or driven out for a forecast, misses again. All of it is in the time of a step, the
+last only after a while: so each block begins with steps that do not count. And the machine now and then does
+something else for longer than choices are apart: so the slowest and the fastest quarter of what is timed
+count as little.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
-SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Of a layer's misses; more between them would differ in no layer of eight experts."""
+T = TypeVar("T", bound=Hashable)
+
 SETTLE_STEPS = 16
 """Slots are refilled some times over meanwhile, and steps that were under way have ended."""
 BLOCK_STEPS = 32
-"""That count: how many experts miss differs more from step to step than what the shares are apart."""
+"""That count: how many experts miss differs more from step to step than what choices are apart."""
 LEAST_STEPS = 8
 HOPELESS = 1.5
 """Times the best block of the first round: a block that is so far behind ends after LEAST_STEPS."""
 BEHIND = (1.2, 1.08, 1.04, 1.0)
-"""Of the best, after each round: shares that took longer leave the race, and with 1.0 all but the best."""
+"""Of the best, after each round: choices that took longer leave the race, and with 1.0 all but the best."""
 GAIN = 0.05
-"""Helping has to save as much of a step; what the step does to ask for help, whoever gives it, costs some."""
+"""Of a step, that any other choice has to save over the plain one; else the plain one stays, for good."""
 HYSTERESIS = 0.02
 """Of the time: a neighbour has to be faster by that to take over."""
 REST_STEPS, MOST_REST = 1024, 16384
 """Steps between two races: twice as many each time that nothing changes, up to the second number."""
 COST = 0.01
-"""Of the time: what racing again may lose to resting with the share that was kept. It rests longer for it."""
+"""Of the time: what racing again may lose to resting with the choice that was kept. It rests longer then."""
 
 
 class _Lap(NamedTuple):
@@ -51,7 +52,7 @@ class _Lap(NamedTuple):
 
 
 class _Times:
-    """What was timed of one share."""
+    """What was timed of one choice."""
 
     def __init__(self) -> None:
         self._laps: list[_Lap] = []
@@ -74,33 +75,44 @@ class _Times:
         return min(lap.step_s for lap in self._laps)
 
 
-class Trials:
-    """`share` is what applies now; `observe` hears what steps took under it, in order.
+class Trials(Generic[T]):
+    """`choice` is what applies now; `observe` hears what steps took under it, in order.
 
-    `is_lost`: no share saves GAIN of a step, so all misses are loaded, for good; `share` is 0 then.
+    `is_lost`: no other saves GAIN of a step, so `choice` is the plain one, for good.
     """
 
-    def __init__(self, shares: Sequence[float] = SHARES) -> None:
-        """`shares`: ascending from 0, at least two. Raises ValueError for others."""
-        if len(shares) < 2 or shares[0] != 0 or list(shares) != sorted(set(shares)):
-            raise ValueError(f"shares {tuple(shares)} do not ascend from 0, one of them at least above it")
-        self._shares = tuple(shares)
+    def __init__(self, choices: Sequence[T]) -> None:
+        """`choices`: the plain one, then one or more others, so that neighbours are alike. Raises ValueError
+        for fewer, or for two that are equal."""
+        if len(choices) < 2 or len(set(choices)) < len(choices):
+            raise ValueError(f"choices {tuple(choices)}: a plain one and others are needed, no two equal")
+        self._choices = tuple(choices)
         self._rest = REST_STEPS
         self._kept: int | None = None
         self.is_lost = False
-        self.step_s: dict[float, float] = {}
-        """Seconds of a step in the last race, by share."""
-        self._begin_race(range(len(shares)))
+        self.step_s: dict[T, float] = {}
+        """Seconds of a step in the last race, by choice."""
+        self._begin_race(range(len(choices)))
 
     @property
-    def share(self) -> float:
-        """Of a layer's misses, to be computed in place."""
-        return self._shares[self._now]
+    def choice(self) -> T:
+        """What is tried now, or was found to be the best."""
+        return self._choices[self._now]
 
     @property
     def is_racing(self) -> bool:
-        """Whether the best share is yet to be found, or found again."""
+        """Whether the best choice is yet to be found, or found again."""
         return bool(self._racing)
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a plain step in the last race, which it took part in."""
+        return self.step_s[self._choices[0]]
+
+    @property
+    def helped_s(self) -> float:
+        """Seconds of a step in the last race by the best of the other choices."""
+        return min(seconds for choice, seconds in self.step_s.items() if choice != self._choices[0])
 
     def observe(self, steps: int, seconds: float) -> None:
         """So many steps, one or more, took so long together."""
@@ -112,19 +124,19 @@ class Trials:
         self._left -= steps
         if self._left <= 0:
             assert self._kept is not None, "nothing rests before a race"
-            self._begin_race(range(max(0, self._kept - 1), min(len(self._shares), self._kept + 2)))
+            self._begin_race(range(max(0, self._kept - 1), min(len(self._choices), self._kept + 2)))
 
     # ---- a race
 
     def _begin_race(self, racing: range) -> None:
         self._racing = list(racing)
-        self._times = {share: _Times() for share in racing}
+        self._times = {number: _Times() for number in racing}
         self._round = 0 if self._kept is None else 1  # neighbours were in the race before: half as patient
         self._raced = _Lap(0, 0.0)
         self._begin_block(self._racing[0])
 
-    def _begin_block(self, share: int) -> None:
-        self._now, self._settling, self._block_steps = share, SETTLE_STEPS, 0
+    def _begin_block(self, number: int) -> None:
+        self._now, self._settling, self._block_steps = number, SETTLE_STEPS, 0
 
     def _time(self, lap: _Lap) -> None:
         self._raced = _Lap(self._raced.steps + lap.steps, self._raced.seconds + lap.seconds)
@@ -137,10 +149,10 @@ class Trials:
             self._end_block()
 
     def _is_hopeless(self) -> bool:
-        """Whether the running block need not go on: whatever was timed of its share is far behind."""
+        """Whether the running block need not go on: whatever was timed of its choice is far behind."""
         if self._block_steps < LEAST_STEPS:
             return False
-        others = [t.step_s() for share, t in self._times.items() if share != self._now and t.steps]
+        others = [t.step_s() for number, t in self._times.items() if number != self._now and t.steps]
         return bool(others) and self._times[self._now].least_step_s() > HOPELESS * min(others)
 
     def _end_block(self) -> None:
@@ -153,7 +165,7 @@ class Trials:
     def _end_round(self) -> None:
         best = min(self._racing, key=self._step_s)
         most_s = BEHIND[self._round] * self._step_s(best)
-        self._racing = [share for share in self._racing if share == best or self._step_s(share) < most_s]
+        self._racing = [each for each in self._racing if each == best or self._step_s(each) < most_s]
         self._round += 1
         if len(self._racing) > 1:
             self._begin_block(self._racing[0])
@@ -162,7 +174,7 @@ class Trials:
 
     def _end_race(self, best: int) -> None:
         self._racing = []
-        self.step_s = {self._shares[share]: times.step_s() for share, times in self._times.items()}
+        self.step_s = {self._choices[number]: times.step_s() for number, times in self._times.items()}
         kept = self._kept
         if kept is not None and self._step_s(best) > (1 - HYSTERESIS) * self._step_s(kept):
             best = kept
@@ -176,5 +188,5 @@ class Trials:
         lost = self._raced.seconds / self._step_s(best) - self._raced.steps
         return math.ceil(lost / COST)
 
-    def _step_s(self, share: int) -> float:
-        return self._times[share].step_s()
+    def _step_s(self, number: int) -> float:
+        return self._times[number].step_s()

@@ -7,19 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from hetero_scheduler.misses import SHARES, Trials
-from hetero_scheduler.misses.trials import BLOCK_STEPS, COST, MOST_REST, REST_STEPS, SETTLE_STEPS
+from hetero_scheduler.misses import SHARES
+from hetero_scheduler.trials import BLOCK_STEPS, COST, MOST_REST, REST_STEPS, SETTLE_STEPS, Trials
 
 Machine = Callable[[float, int], float]
 """Seconds of a step, by share and number of the step."""
 ENOUGH = 1200
 
 
-def run(trials: Trials, machine: Machine, num_steps: int, *, first: int = 0, a_visit: int = 4) -> float:
+def run(
+    trials: Trials[float], machine: Machine, num_steps: int, *, first: int = 0, a_visit: int = 4
+) -> float:
     """So many steps, in visits of a few; their seconds together."""
     total = 0.0
     for step in range(first, first + num_steps, a_visit):
-        seconds = sum(machine(trials.share, step + i) for i in range(a_visit))
+        seconds = sum(machine(trials.choice, step + i) for i in range(a_visit))
         trials.observe(a_visit, seconds)
         total += seconds
     return total
@@ -41,11 +43,11 @@ def cpu_loses(share: float, _step: int) -> float:
 
 @pytest.mark.parametrize("best", SHARES[1:])
 def test_the_fastest_share_is_found_and_kept(best: float) -> None:
-    trials = Trials()
-    assert trials.share == 0
+    trials = Trials(SHARES)
+    assert trials.choice == 0
     run(trials, both_help(best), ENOUGH)
     assert not trials.is_racing
-    assert trials.share == best
+    assert trials.choice == best
     assert min(trials.step_s, key=trials.step_s.__getitem__) == best
 
 
@@ -61,51 +63,51 @@ def test_noise_and_hiccups_cost_little(a_visit: int) -> None:
     whatever happened, the CPU is not given up."""
     machine, taken = both_help(0.5), []
     for seed in range(40):
-        trials = Trials()
+        trials = Trials(SHARES)
         noise = noisy(machine, spread=0.33 if seed % 2 else 0.15, seed=seed)
         run(trials, noise if seed % 2 else hiccuping(noise, every=100, seed=seed), ENOUGH, a_visit=a_visit)
         assert not trials.is_lost
-        taken.append(machine(trials.share, 0))
+        taken.append(machine(trials.choice, 0))
     assert sum(taken) / len(taken) < 1.01 * machine(0.5, 0)
 
 
 def test_a_share_that_was_interrupted_stays_in_the_race() -> None:
     """A block of the best share had something else of the machine's in it."""
-    trials, machine, is_interrupted = Trials(), both_help(0.5), False
+    trials, machine, is_interrupted = Trials(SHARES), both_help(0.5), False
     for step in range(0, ENOUGH, 4):
-        seconds = 4 * machine(trials.share, step)
-        if trials.share == 0.5 and not is_interrupted and trials._times[3].steps >= 8:
+        seconds = 4 * machine(trials.choice, step)
+        if trials.choice == 0.5 and not is_interrupted and trials._times[3].steps >= 8:
             seconds, is_interrupted = seconds + 60.0, True
         trials.observe(4, seconds)
     assert is_interrupted
-    assert trials.share == 0.5
+    assert trials.choice == 0.5
     assert trials.step_s[0.5] == pytest.approx(machine(0.5, 0))
 
 
 def test_a_cpu_that_loses_is_given_up_for_good() -> None:
-    trials = Trials()
+    trials = Trials(SHARES)
     run(trials, noisy(cpu_loses, spread=0.1, seed=0), ENOUGH)
     assert trials.is_lost
-    assert trials.share == 0
+    assert trials.choice == 0
     run(trials, lambda share, _step: 1 - share, 10 * MOST_REST)
     assert trials.is_lost
-    assert trials.share == 0
+    assert trials.choice == 0
 
 
 def test_a_cpu_that_saves_hardly_anything_is_given_up() -> None:
     """What is left in the step to ask for it costs as much."""
-    trials = Trials()
+    trials = Trials(SHARES)
     run(trials, both_help(0.5, gain=0.03), ENOUGH)
     assert trials.is_lost
 
 
 def test_a_share_far_behind_is_left_early() -> None:
-    trials, slow_steps = Trials(), 0
+    trials, slow_steps = Trials(SHARES), 0
     for _ in range(ENOUGH):
-        slow_steps += trials.share == 1
-        trials.observe(1, 100.0 if trials.share == 1 else 1.0 - trials.share / 2)
+        slow_steps += trials.choice == 1
+        trials.observe(1, 100.0 if trials.choice == 1 else 1.0 - trials.choice / 2)
     assert 0 < slow_steps < SETTLE_STEPS + BLOCK_STEPS
-    assert trials.share == 0.7
+    assert trials.choice == 0.7
 
 
 def test_what_a_share_does_to_the_cache_shows_late_and_counts() -> None:
@@ -119,27 +121,27 @@ def test_what_a_share_does_to_the_cache_shows_late_and_counts() -> None:
             2.0 if share == 1 and since > SETTLE_STEPS else 0.5 if share == 1 else both_help(0.35)(share, 0)
         )
 
-    trials = Trials()
+    trials = Trials(SHARES)
     run(trials, machine, ENOUGH, a_visit=1)
-    assert trials.share == 0.35
+    assert trials.choice == 0.35
 
 
 def test_drift_is_followed_and_looked_for_ever_more_seldom() -> None:
-    trials = Trials()
+    trials = Trials(SHARES)
     run(trials, both_help(0.2), ENOUGH)
-    assert trials.share == 0.2
+    assert trials.choice == 0.2
     run(trials, both_help(1.0), 8 * REST_STEPS, first=ENOUGH)
-    assert trials.share == 1.0
+    assert trials.choice == 1.0
     racing = 0
     for _ in range(2 * MOST_REST):
         racing += trials.is_racing
-        trials.observe(1, 1.0 - trials.share / 2)
+        trials.observe(1, 1.0 - trials.choice / 2)
     assert racing < 0.02 * 2 * MOST_REST
 
 
 @pytest.mark.parametrize("slower", [1.03, 1.3, 3.0])
 def test_racing_again_loses_a_hundredth_of_the_time(slower: float) -> None:
-    trials = Trials()
+    trials = Trials(SHARES)
 
     def machine(share: float, _step: int) -> float:
         return 1.0 if share == 0.5 else 2.0 if share == 0 else slower
@@ -149,17 +151,29 @@ def test_racing_again_loses_a_hundredth_of_the_time(slower: float) -> None:
     num_steps = 8 * MOST_REST
     lost = run(trials, machine, num_steps, first=ENOUGH) - num_steps
     assert 0 < lost < COST * num_steps
-    assert trials.share == 0.5
+    assert trials.choice == 0.5
 
 
 def test_a_neighbour_that_is_hardly_faster_does_not_take_over() -> None:
-    trials = Trials()
+    trials = Trials(SHARES)
     run(trials, both_help(0.35), ENOUGH)
     run(trials, lambda share, _step: 0.69 if share == 0.5 else 0.7, 2 * REST_STEPS, first=ENOUGH)
-    assert trials.share == 0.35
+    assert trials.choice == 0.35
 
 
-@pytest.mark.parametrize("shares", [(), (0.0,), (0.2, 0.5), (0.0, 0.5, 0.5), (0.0, 0.7, 0.5)])
-def test_shares_that_say_nothing_are_refused(shares: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="ascend from 0"):
-        Trials(shares)
+def test_two_choices_of_any_kind() -> None:
+    trials = Trials((False, True))
+    assert trials.choice is False
+    while trials.is_racing:
+        trials.observe(4, 4 * (0.8 if trials.choice else 1.0))
+    assert trials.choice is True and not trials.is_lost
+    assert (trials.plain_s, trials.helped_s) == pytest.approx((1.0, 0.8))
+    while not trials.is_lost:
+        trials.observe(4, 4 * (1.3 if trials.choice else 1.0))
+    assert trials.choice is False
+
+
+@pytest.mark.parametrize("choices", [(), (0.0,), (0.0, 0.5, 0.5)])
+def test_choices_that_say_nothing_are_refused(choices: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="no two equal"):
+        Trials(choices)
