@@ -1,15 +1,15 @@
 """VisMMOE's Table 4 on this machine: prompts with an image, step by step, loading misses or sharing them.
 
     python -m bench.vl_decode                    10 layers, 12 GB on the disk, about 240 s on an H200
-    python -m bench.vl_decode --layers 6 --runs 2 --lessons 16                                  about 120 s
-    python -m bench.vl_decode --layers 6 --runs 2 --lessons 16 --modes offload                   about 70 s
+    python -m bench.vl_decode --layers 6 --runs 2 --lessons 12 --minutes 0.15 --seconds 80
 
 The model is the small vision-language model at the sizes of Qwen3-VL-30B-A3B (`bench/vl/widening.py`): bytes,
 kernels and copies are the large one's, routing, image tokens and answers the trained one's. Pictures are nine
 scenes each, 1296 image tokens, none of them trained on; a lookahead predictor is first calibrated on others.
 All engines use one bank of experts, and Accelerate answers the same prompts. The whole preset runs as it does
 on a GPU, in the captured step; it is held against the eager base of its mode, which is the table's, and,
-without a target, against a base that is captured as well. Rows are kept as they come.
+without a target, against a base that is captured as well. These come first, then the peer, then what lies
+between them; rows are kept as they come, and no part is begun that would end after `--seconds`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,20 @@ class Progress:
     """Lines with the seconds since the start."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._part_began = time.monotonic()
+        self._longest_s = 0.0
+
+    def has_time(self, seconds: float | None) -> bool:
+        """Whether an engine that begins now, as long as the longest so far, ends within `seconds` of all."""
+        now = time.monotonic()
+        if seconds is not None and now - self._began + self._longest_s > seconds:
+            return False
+        self._part_began = now
+        return True
+
+    def part_ends(self) -> None:
+        """The engine that began last."""
+        self._longest_s = max(self._longest_s, time.monotonic() - self._part_began)
 
     def say(self, what: object) -> None:
         print(f"[{time.monotonic() - self._began:4.0f} s] {what}", flush=True)
@@ -130,16 +143,19 @@ class Bench:
         self.failed: list[str] = []
 
     def run(self) -> None:
-        """Calibrate, then the peer, then every step of every mode; rows are written after each."""
-        bank, options = Bank(), self._options
+        """Calibrate, then measure what ratios are of, the peer, and the rest; rows are written after each."""
+        bank = Bank()
+        ends, between = steps_of(self._options.modes)
         try:
             self._calibrate(bank)
-            for step in (step for mode in options.modes for step in steps_of(mode)):
+            for step in ends:
+                self._measure(bank, step)
+            if self._options.accelerate_tokens:
+                self._measure_accelerate()
+            for step in between:
                 self._measure(bank, step)
         finally:
             bank.close()
-        if options.accelerate_tokens:
-            self._measure_accelerate()
 
     def rows(self) -> list[Row]:
         """Of what was measured so far."""
@@ -163,7 +179,7 @@ class Bench:
                 tokens, settling = self._options.tokens, self._options.settling
                 return measure(parts, self._prepared.questions, tokens=tokens, settling=settling)
 
-        measured = self._attempt(f"{step.mode} {step.name}", measuring)
+        measured = self._attempt_in_time(f"{step.mode} {step.name}", measuring)
         if measured is not None:
             self._done[step] = measured
             self._keep(f"{step.mode} {step.name}: {measured}")
@@ -178,9 +194,17 @@ class Bench:
             residency=setup.residency,
             tokens=options.accelerate_tokens,
         )
-        self._peer = self._attempt("accelerate", measuring)
+        self._peer = self._attempt_in_time("accelerate", measuring)
         if self._peer is not None:
             self._keep(f"accelerate: {self._peer}")
+
+    def _attempt_in_time(self, what: str, function: Callable[[], T]) -> T | None:
+        if not self._progress.has_time(self._options.seconds):
+            self._progress.say(f"{what}: not begun, it would end too late")
+            return None
+        found = self._attempt(what, function)
+        self._progress.part_ends()
+        return found
 
     def _attempt(self, what: str, function: Callable[[], T]) -> T | None:
         found = attempt(what, function)
@@ -235,6 +259,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--lessons", type=int, default=32, help="pictures that the predictor is taught with")
     add("--minutes", type=float, default=0.4, help="of that training, at most")
     add("--accelerate-tokens", type=int, default=4, help="decoded by Accelerate; 0 leaves it out")
+    add("--seconds", type=float, help="begin no part that ends later; default: all")
     add("--results", type=Path, default=RESULTS, help="folder of the result file")
     add_wide_geometry(parser)
     return parser.parse_args(arguments)

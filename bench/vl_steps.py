@@ -80,9 +80,10 @@ class Step(NamedTuple):
         return self.name in (WHOLE, CAPTURED_BASE)
 
 
-def steps_of(mode: str) -> list[Step]:
-    """In their order."""
-    return [Step(mode, name) for name in (*STEPS, CAPTURED_BASE)]
+def steps_of(modes: Sequence[str]) -> tuple[list[Step], list[Step]]:
+    """What the ratios of `modes` are of, and what lies between."""
+    ends = [Step(mode, name) for mode in modes for name in (STEPS[0], WHOLE, CAPTURED_BASE)]
+    return ends, [Step(mode, name) for mode in modes for name in STEPS[1:-1]]
 
 
 class Setup(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero_gpu.stopwatch import Stopwatch, stopwatch_for
 from hetero_runtime.hf.hooks import RunLayer
 from hetero_runtime.hf.token_cut import TokenCut
 from hetero_runtime.hf.visual import Images, VisualPart, listen_to_attention, received_attention
@@ -33,6 +34,7 @@ class _Prompt:
     kept: npt.NDArray[np.bool_] | None = None
     """`[num_tokens]`, once chosen."""
     seconds: float = 0.0
+    """Of the choice."""
 
 
 class Compressor:
@@ -53,6 +55,8 @@ class Compressor:
         part.follow(self._cut)
         listen_to_attention(part.attention, self._hear)
         self._prompt: _Prompt | None = None
+        self._watch: Stopwatch[_Prompt] | None = None
+        """Of what listening to the encoder takes; nobody waits for it there."""
         self._stats = CompressionStats()
 
     def stats(self) -> CompressionStats:
@@ -89,24 +93,36 @@ class Compressor:
         try:
             with self._cut.during(self._choose):
                 yield
-            self._stats += _count(prompt, self._prefix)
+            self._stats += self._count(prompt)
         finally:
             self._prompt = None
 
     def _hear(self, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
-        if self._prompt is not None:
-            with _clock(self._prompt, query.device):
-                self._prompt.received.append(received_attention(query, key, scaling=scaling))
+        if self._prompt is None:
+            return
+        watch = self._watch = self._watch or stopwatch_for(query.device)
+        watch.start()
+        self._prompt.received.append(received_attention(query, key, scaling=scaling))
+        watch.stop(self._prompt)
 
     def _choose(self) -> torch.Tensor | None:
         prompt = self._prompt
         assert prompt is not None, "a cut without its prompt"
         assert len(prompt.chosen) == self._prefix, f"{len(prompt.chosen)} layers routed before the cut"
         device = prompt.chosen[0].device
-        with _clock(prompt, device):
-            prompt.kept = self._keep(prompt)
-            kept = torch.from_numpy(prompt.kept.nonzero()[0]).to(device)
+        if device.type == "cuda":  # what is computed before has its own time; copies of experts go on
+            torch.cuda.current_stream(device).synchronize()
+        began_s = time.perf_counter()
+        prompt.kept = self._keep(prompt)
+        kept = torch.from_numpy(prompt.kept.nonzero()[0]).to(device)
+        prompt.seconds += time.perf_counter() - began_s
         return None if prompt.kept.all() else kept
+
+    def _count(self, prompt: _Prompt) -> CompressionStats:
+        counted = _count(prompt, self._prefix)  # waits for the device
+        laps = [] if self._watch is None else self._watch.laps()
+        listened_s = sum(lap.seconds for lap in laps if lap.what is prompt)
+        return replace(counted, seconds=prompt.seconds + listened_s)
 
     def _keep(self, prompt: _Prompt) -> npt.NDArray[np.bool_]:
         """Text, what the selector keeps of the images, and the last token, whoever's it is."""
@@ -125,19 +141,6 @@ class Compressor:
         return kept
 
 
-@contextmanager
-def _clock(prompt: _Prompt, device: torch.device) -> Iterator[None]:
-    """Adds to the prompt's seconds. A CUDA device first ends what it was given before, and then what is here:
-    two waits for an image and two for the prompt."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began_s = time.perf_counter()
-    yield
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    prompt.seconds += time.perf_counter() - began_s
-
-
 def _count(prompt: _Prompt, prefix: int) -> CompressionStats:
     assert prompt.kept is not None, "the pass ended before its cut"
     chosen = [layer.cpu().numpy() for layer in prompt.chosen]
@@ -146,7 +149,6 @@ def _count(prompt: _Prompt, prefix: int) -> CompressionStats:
         prompts=1,
         visual_tokens=len(visual),
         kept_tokens=int(prompt.kept[visual].sum()),
-        seconds=prompt.seconds,
         experts_before=_num_activated(chosen[:prefix]),
         experts_after=_num_activated([each[prompt.kept] for each in chosen[:prefix]] + chosen[prefix:]),
     )
@@ -154,4 +156,4 @@ def _count(prompt: _Prompt, prefix: int) -> CompressionStats:
 
 def _num_activated(chosen: Sequence[npt.NDArray[np.int64]]) -> tuple[int, ...]:
     """Distinct experts of each layer."""
-    return tuple(len(np.unique(layer)) for layer in chosen)
+    return tuple(np.count_nonzero(np.bincount(layer.reshape(-1))) for layer in chosen)
