@@ -156,4 +156,4 @@ def _count(prompt: _Prompt, prefix: int) -> CompressionStats:
 
 def _num_activated(chosen: Sequence[npt.NDArray[np.int64]]) -> tuple[int, ...]:
     """Distinct experts of each layer."""
-    return tuple(np.count_nonzero(np.bincount(layer.reshape(-1))) for layer in chosen)
+    return tuple(int(np.count_nonzero(np.bincount(layer.reshape(-1)))) for layer in chosen)
