@@ -5,7 +5,8 @@ another's writing. Every word has one writer. A ring entry is written before its
 
     word              written by   meaning
     ---------------------------------------------------------------------------------------------
-      0  POSITION     device       layers begun; a task whose deadline it reached is stale
+      0  POSITION     device       layers begun, told while tasks are on their way; a task whose deadline it
+                                   reached is stale
      16  PAUSE        device       1 while a layer gathers its misses: submit nothing
      32  ERROR        device       TableError
      48  TASK_TAIL    device       tasks emitted so far

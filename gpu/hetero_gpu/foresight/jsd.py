@@ -32,10 +32,9 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.control.region import LANDING_WORDS, TASK_WORDS, ControlRegion, Landed, Word
 from hetero_gpu.foresight.candidates import Candidates
-from hetero_gpu.tables.prefetch import first_free, num_free, write_task
+from hetero_gpu.tables.prefetch import first_free, num_free, send_tasks, write_task
 from hetero_gpu.tables.state import NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 from hetero_scheduler.prefetch.jsd import SHORTEST_TRANSFER, SMOOTHING
@@ -87,6 +86,7 @@ class JsdPrefetch:
             self._region.tasks_address,
             self._region.landings_address,
             self._region.address(Word.TASK_TAIL),
+            self._region.address(Word.POSITION),
             layer,
             RING=self._region.ring_size,
             KEPT_BACK=self._room.kept_back,
@@ -105,7 +105,13 @@ class JsdPrefetch:
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["tasks_address", "landings_address", "task_tail_address", "layer"]
+    do_not_specialize=[
+        "tasks_address",
+        "landings_address",
+        "task_tail_address",
+        "position_address",
+        "layer",
+    ]
 )
 def _jsd_kernel(  # type: ignore[no-untyped-def]
     task_expert,
@@ -116,6 +122,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
     tasks_address,
     landings_address,
     task_tail_address,
+    position_address,
     layer,
     RING: tl.constexpr,  # noqa: N803
     KEPT_BACK: tl.constexpr,  # noqa: N803
@@ -217,7 +224,7 @@ def _jsd_kernel(  # type: ignore[no-untyped-def]
         tl.store(tables.slot_state + slots, state, mask=is_slot)
         tl.store(tables.next_tag, tag)
         tl.store(tables.num_emitted, emitted)
-        store_release(task_tail_address, emitted)
+        send_tasks(emitted, now, task_tail_address, position_address)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

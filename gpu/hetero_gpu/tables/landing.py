@@ -43,8 +43,9 @@ _UNPACK_PROGRAMS = 192
 
 
 def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_staged: bool = False) -> None:
-    """Tell the worker that a layer begins, and take note of every landing reported so far. A landing whose
-    tag is not its slot's any more changes nothing. Once a layer, before `ensure`.
+    """While a task has no landing, tell the worker that a layer begins, and take note of every landing
+    reported so far; otherwise nobody asks, and host memory is left alone. A landing whose tag is not its
+    slot's any more changes nothing. Once a layer, before `ensure`.
 
     `record_bytes`: what crosses the link for one. `is_staged`: landed bytes lie in staging buffers, and
     `unpack_landed` must follow before anything reads slabs. Asynchronous, capturable.
@@ -107,6 +108,7 @@ def unpack_landed(
         tables.landed_count,
         tables.slot_tag,
         tables.num_landed,
+        tables.num_consumed,
         tables.programs_done,
         region.address(Word.CONSUMED),
         NUM_CHUNKS=layout.num_chunks,
@@ -151,13 +153,14 @@ def _land_kernel(  # type: ignore[no-untyped-def]
     OVERLAPS: tl.constexpr,  # noqa: N803
 ):
     meet(OVERLAPS)
-    store_release(position_address, tl.load(tables.position) + 1)
-    num_new = _take_landings(
-        tables, landed, landings_address, landing_tail_address, error_address, record_bytes,
-        RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
-    )  # fmt: skip
-    if num_new > 0:
-        tl.store(patience, _MOST_LOOKS)
+    if tl.load(tables.num_emitted) > tl.load(tables.num_landed):
+        store_release(position_address, tl.load(tables.position) + 1)
+        num_new = _take_landings(
+            tables, landed, landings_address, landing_tail_address, error_address, record_bytes,
+            RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+        )  # fmt: skip
+        if num_new > 0:
+            tl.store(patience, _MOST_LOOKS)
 
 
 @triton.jit(do_not_specialize=["pause_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
@@ -299,6 +302,7 @@ def _unpack_kernel(  # type: ignore[no-untyped-def]
     landed_count,
     slot_tag,
     num_landed,
+    num_consumed,
     programs_done,
     consumed_address,
     NUM_CHUNKS: tl.constexpr,  # noqa: N803
@@ -325,6 +329,10 @@ def _unpack_kernel(  # type: ignore[no-untyped-def]
         if is_last:
             tl.store(programs_done, 0)
             tl.store(landed_count, 0)
+            tl.store(num_consumed, tl.load(num_landed))
             store_release(consumed_address, tl.load(num_landed))
-    elif tl.program_id(0) == 0:  # what landed for nobody leaves its buffer too
-        store_release(consumed_address, tl.load(num_landed))
+    elif tl.program_id(0) == 0:
+        num_now = tl.load(num_landed)
+        if tl.load(num_consumed) != num_now:  # what landed for nobody leaves its buffer too
+            tl.store(num_consumed, num_now)
+            store_release(consumed_address, num_now)

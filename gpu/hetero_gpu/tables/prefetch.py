@@ -47,6 +47,7 @@ def create_prefetch(
         tables.for_kernels,
         region.tasks_address,
         region.address(Word.TASK_TAIL),
+        region.address(Word.POSITION),
         layer,
         NUM_KEYS=keys.numel(),
         RING=region.ring_size,
@@ -60,12 +61,15 @@ def create_prefetch(
     )
 
 
-@triton.jit(do_not_specialize=["tasks_address", "task_tail_address", "layer"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["tasks_address", "task_tail_address", "position_address", "layer"]
+)
 def _create_kernel(  # type: ignore[no-untyped-def]
     keys,
     tables,
     tasks_address,
     task_tail_address,
+    position_address,
     layer,
     NUM_KEYS: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803
@@ -121,7 +125,15 @@ def _create_kernel(  # type: ignore[no-untyped-def]
         tl.store(tables.slot_state + slots, state, mask=is_slot)
         tl.store(tables.next_tag, tag)
         tl.store(tables.num_emitted, emitted)
-        store_release(task_tail_address, emitted)
+        send_tasks(emitted, now, task_tail_address, position_address)
+
+
+@triton.jit
+def send_tasks(emitted, position, task_tail_address, position_address):  # type: ignore[no-untyped-def]
+    """All tasks that were written, `emitted` so far, are the worker's from now on. It counts from `position`,
+    which is that of the running layer: `land` tells of it only while tasks are on their way."""
+    tl.store(tl.cast(position_address, tl.int64).to(tl.pointer_type(tl.int64)), position)
+    store_release(task_tail_address, emitted)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

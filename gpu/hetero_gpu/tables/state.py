@@ -160,6 +160,8 @@ class DeviceTables:
         self.num_emitted = self._full((1,), torch.int64)
         self.num_landed = self._full((1,), torch.int64)
         """Prefetch tasks sent, and landings taken note of; the difference is on its way."""
+        self.num_consumed = self._full((1,), torch.int64)
+        """What CONSUMED says: landings of which the worker may use the buffers again."""
         self.patience = self._full((1,), torch.int32, MOST_LOOKS)
         """How often a layer looks for a landing that it awaits; 0 once it did so in vain, until one comes."""
         self._allocate_landed(1)
@@ -182,6 +184,7 @@ class DeviceTables:
     def attach(self, region: ControlRegion) -> None:
         """Report errors and pauses in `region`; before anything is captured or a worker starts."""
         region.restart(int(self.num_emitted.item()))
+        self.num_consumed.copy_(self.num_emitted)
         self._allocate_landed(region.ring_size)
         self._region = region
         self.error_address = region.address(Word.ERROR)
@@ -264,6 +267,7 @@ class DeviceTables:
         self.load(table)
         self.landed_count.zero_()
         self.num_landed.copy_(self.num_emitted)
+        self.num_consumed.copy_(self.num_emitted)
         if self._region is not None:
             self._region.restart(int(self.num_emitted.item()))
 

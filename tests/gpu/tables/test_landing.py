@@ -176,6 +176,9 @@ def test_packed_landings_are_decoded_and_their_buffers_freed(device: torch.devic
     unpack()
     assert setting.region.read(Word.CONSUMED) == 3
     assert bool((slabs.slab(slot) == 0xA5).all())
+    setting.region.write(Word.CONSUMED, -1)
+    unpack()
+    assert setting.region.read(Word.CONSUMED) == -1, "nothing has landed since"
 
 
 def test_dropped_prefetches_leave_nothing_behind(device: torch.device) -> None:
