@@ -16,7 +16,7 @@ from hetero_gpu.in_place import Division, Mailbox, add_answer, call, divide
 from hetero_gpu.tables import DeviceTables
 
 cpu = torch.device("cpu")
-for rows, policy in ((1, "lru"), (4, "lfru")):
+for rows, policy in ((1, "lru"), (2, "lookahead"), (4, "lfru")):
     tables = DeviceTables(num_slots=1500, num_layers=48, num_experts=128, max_pairs=8 * rows, device=cpu)
     tables.policy = policy
     region, division = ControlRegion(cpu), Division(tables)

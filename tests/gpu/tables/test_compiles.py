@@ -25,6 +25,8 @@ tables.attach(region)
 landing = {"region": region, "record_bytes": 64, "is_staged": True}
 land(tables, **landing)
 slots = ensure(tables, 0, torch.zeros(1, 8, dtype=torch.int64), awaits_late=True)
+tables.policy = "lookahead"
+ensure(tables, 1, torch.zeros(1, 8, dtype=torch.int64))
 create_prefetch(tables, 0, torch.zeros(2, dtype=torch.int32), region=region, kept_back=3)
 await_late(tables, slots, **landing)
 staging, slabs = torch.zeros(4, 64, dtype=torch.uint8), SlabPool(4, 64, cpu)
