@@ -12,7 +12,8 @@ from hetero_gpu.control import Word
 from hetero_runtime import Engine
 from hetero_runtime.generation import Request
 from hetero_runtime.hf.graph_sequences import StepPlan
-from hetero_runtime.orchestrator import captured_lookahead
+from hetero_runtime.orchestrator import captured_lookahead, captured_prefetch
+from hetero_scheduler.trials import Trials
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
@@ -251,6 +252,9 @@ def test_looking_ahead_within_the_step_changes_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)  # the predictor has learnt nothing
+    monkeypatch.setattr(
+        captured_prefetch, "Trials", lambda choices: Trials(choices[::-1])
+    )  # and speaks first
     prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
     write_random_lookahead(folder)
