@@ -157,6 +157,8 @@ class ExpertForm:
         plain_bytes = 2 * self.packed_elements if self.packed_elements else self.record_bytes
         if plain_bytes < needed:
             raise ValueError(f"a record of {plain_bytes} bytes cannot hold the {needed} of its matrices")
+        if self.packed_elements and (up.bias or down.bias):
+            raise ValueError("a packed record with biases: kernels would read them unpacked")
 
     @property
     def hidden(self) -> int:

@@ -24,13 +24,15 @@ from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
-from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, FEW_TOKENS, MANY_RUN, PLAN
+from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
 from hetero_cpu_kernels.experts.tile_job import add_tiles, gate_strides, gate_tiles, in_sixteens, pack_tiles
 from hetero_cpu_kernels.pool.doorbell import meet
 
 ABANDONED = 1
 """Status of a worker that another's failure set free."""
+_READING_COST = 8
+"""Of rows, in their products with 16 tokens: where workers wait for memory, 5 (int8) to 10 (bfloat16)."""
 
 
 @_jit
@@ -77,7 +79,7 @@ def _pack_outputs(plan, index, count):
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     few = plan.down.few
     for expert in range(plan.num_experts):
-        if bounds[expert + 1] - bounds[expert] > FEW_TOKENS:
+        if bounds[expert + 1] - bounds[expert] > plan.few_tokens:
             continue
         for pair in range(bounds[expert], bounds[expert + 1]):
             if pair % count == index:
@@ -85,22 +87,22 @@ def _pack_outputs(plan, index, count):
 
 
 @_jit
-def _run_rows(num_tokens):
-    """Rows at a time: small enough that a second block of tokens finds them in the cache."""
-    return FEW_RUN if num_tokens <= 4 else MANY_RUN
+def _num_tokens(plan, expert):
+    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    return bounds[expert + 1] - bounds[expert]
 
 
 @_jit
-def _grain(num_tokens):
-    """Shares of many tokens are whole tiles."""
-    return 16 if num_tokens > FEW_TOKENS else 1
+def _run_rows(plan, expert):
+    """Rows at a time: small enough that a second block of tokens finds them in the cache."""
+    return FEW_RUN if _num_tokens(plan, expert) <= min(4, plan.few_tokens) else MANY_RUN
 
 
 @_jit
 def _task(plan, index, expert, begin, rows, following):
     """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`.
 
-    `following`: the expert and the row that it reads next.
+    `following`: the expert and the row that it reads next, and how many.
     """
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     records = carray(pointer(plan.records_at), plan.num_experts, np.int64)
@@ -108,16 +110,19 @@ def _task(plan, index, expert, begin, rows, following):
     outputs = scratch + ARGUMENT_BYTES
     results = outputs + 4 * FEW_RUN
     num_tokens = bounds[expert + 1] - bounds[expert]
-    is_tiled = plan.down.many.unit == 2 and num_tokens > FEW_TOKENS
+    is_many = num_tokens > plan.few_tokens
+    is_tiled = plan.down.many.unit == 2 and is_many
     return Task(
         record=records[expert],
         first_pair=bounds[expert],
         num_tokens=num_tokens,
+        is_many=is_many,
         is_tiled=is_tiled,
         begin=begin,
         rows=rows,
         next_record=records[following[0]],
         next_begin=following[1],
+        next_rows=following[2],
         results_at=results,
         stride=256 * in_sixteens(rows) if is_tiled else rows,
         arguments_at=scratch,
@@ -131,17 +136,19 @@ def _beside(task, begin, rows, place, following):
     """The same with other rows.
 
     `place`: the stride of their results, and floats in front of the first. `following`: the record and the
-    row that are read next.
+    row that are read next, and how many.
     """
     return Task(
         record=task.record,
         first_pair=task.first_pair,
         num_tokens=task.num_tokens,
+        is_many=task.is_many,
         is_tiled=task.is_tiled,
         begin=begin,
         rows=rows,
         next_record=following[0],
         next_begin=following[1],
+        next_rows=following[2],
         results_at=task.results_at + 4 * place[1],
         stride=place[0],
         arguments_at=task.arguments_at,
@@ -151,29 +158,66 @@ def _beside(task, begin, rows, place, following):
 
 
 @_jit
-def _up_share(plan, index, count, expert):
-    """Outputs of the gate that a worker computes; which part it takes turns with the expert."""
-    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
-    num_tokens = bounds[expert + 1] - bounds[expert]
-    return share(plan.inner, _grain(num_tokens), (index + expert) % count, count)
+def _cost(plan, expert):
+    """Of 32 rows of one expert whose tokens are multiplied in tiles: of reading them, and of the products."""
+    num_tokens = _num_tokens(plan, expert)
+    is_tiled = plan.up.many.unit == 2 and num_tokens > plan.few_tokens
+    return _READING_COST + in_sixteens(num_tokens) if is_tiled else 0
+
+
+@_jit
+def _up_share(plan, index, count, expert, costs):
+    """Outputs of the gate that a worker computes: of every expert a part, and not the same one each time.
+
+    Experts in tiles follow each other, and a worker has one stretch of them, so that it reads the activations
+    of a few experts only. `costs`: of what comes before this expert, and of all.
+    """
+    cost = _cost(plan, expert)
+    if cost == 0:
+        grain = 16 if _num_tokens(plan, expert) > plan.few_tokens else 1
+        return share(plan.inner, grain, (index + expert) % count, count)
+    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
+    first = (costs[1] * index // count - costs[0] + cost - 1) // cost
+    end = (costs[1] * (index + 1) // count - costs[0] + cost - 1) // cost
+    return MANY_RUN * min(max(first, 0), runs), min(plan.inner, MANY_RUN * min(max(end, 0), runs))
+
+
+@_jit
+def _next_share(plan, index, count, expert, costs):
+    """From `expert` on: the next one of which this worker computes something, first and end of its share, and
+    the costs before it. Behind the last expert there is nothing."""
+    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
+    before, total = costs
+    while expert < plan.num_experts:
+        first, end = _up_share(plan, index, count, expert, (before, total))
+        if first < end:
+            return expert, first, end, before
+        before += runs * _cost(plan, expert)
+        expert += 1
+    return expert, 0, 0, before
 
 
 @_jit
 def _run_up(plan, index, count):
     """Gate outputs of this worker's rows, for all experts."""
-    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
+    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
+    total = 0
     for expert in range(plan.num_experts):
-        first, end = _up_share(plan, index, count, expert)
-        run = _run_rows(bounds[expert + 1] - bounds[expert])
+        total += runs * _cost(plan, expert)
+    expert, first, end, before = _next_share(plan, index, count, 0, (0, total))
+    while expert < plan.num_experts:
+        costs = before + runs * _cost(plan, expert), total
+        following = _next_share(plan, index, count, expert + 1, costs)
+        run = _run_rows(plan, expert)
         for begin in range(first, end, run):
             rows = min(run, end - begin)
-            next_expert, next_begin = expert, begin + rows
-            if next_begin == end and expert + 1 < plan.num_experts:
-                next_expert = expert + 1
-                next_begin = _up_share(plan, index, count, next_expert)[0]
-            task = _task(plan, index, expert, begin, rows, (next_expert, next_begin))
+            after = expert, begin + rows, min(run, end - begin - rows)
+            if begin + rows == end and following[0] < plan.num_experts:
+                after = following[0], following[1], min(MANY_RUN, following[2] - following[1])
+            task = _task(plan, index, expert, begin, rows, after)
             _run_gate_rows(plan, task)
             _activate(plan, task)
+        expert, first, end, before = following
 
 
 @_jit
@@ -184,12 +228,12 @@ def _run_gate_rows(plan, task):
     if task.is_tiled:
         stride, offset = gate_strides(plan, task)
     if plan.is_interleaved:
-        after = 2 * task.next_begin
-        project(plan.up, _beside(task, 2 * begin, 2 * rows, (stride, 0), (task.next_record, after)))
+        after = task.next_record, 2 * task.next_begin, 2 * task.next_rows
+        project(plan.up, _beside(task, 2 * begin, 2 * rows, (stride, 0), after))
     else:
         up_begin = plan.inner + begin
-        project(plan.up, _beside(task, begin, rows, (stride, 0), (task.record, up_begin)))
-        after = task.next_record, task.next_begin
+        project(plan.up, _beside(task, begin, rows, (stride, 0), (task.record, up_begin, rows)))
+        after = task.next_record, task.next_begin, task.next_rows
         project(plan.up, _beside(task, up_begin, rows, (stride, offset), after))
 
 
@@ -203,7 +247,7 @@ def _activate(plan, task):
     outputs = carray(pointer(task.outputs_at), task.rows, np.float32)
     for t in range(task.num_tokens):
         apply_gate(plan, results[t], outputs)
-        if task.num_tokens > FEW_TOKENS:
+        if task.is_many:
             write_activations(plan.down.many, task.first_pair + t, task.begin, outputs)
         else:
             write_activations(plan.down.few, task.first_pair + t, task.begin, outputs)
@@ -212,19 +256,18 @@ def _activate(plan, task):
 @_jit
 def _run_down(plan, index, count):
     """This worker's columns of the output: every expert's rows, weighted and added in the order listed."""
-    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     out = carray(pointer(plan.out_at), (plan.num_tokens, plan.hidden), np.float32)
     first, end = share(plan.hidden, 16 if plan.has_many else 1, index, count)
     for token in range(plan.num_tokens):
         out[token, first:end] = np.float32(0.0)
     for expert in range(plan.num_experts):
-        run = _run_rows(bounds[expert + 1] - bounds[expert])
+        run = _run_rows(plan, expert)
         for begin in range(first, end, run):
             rows = min(run, end - begin)
-            next_expert, next_begin = expert, begin + rows
-            if next_begin == end:
-                next_expert, next_begin = min(expert + 1, plan.num_experts - 1), first
-            task = _task(plan, index, expert, begin, rows, (next_expert, next_begin))
+            following = expert, begin + rows, min(run, end - begin - rows)
+            if begin + rows == end:
+                following = min(expert + 1, plan.num_experts - 1), first, min(MANY_RUN, end - first)
+            task = _task(plan, index, expert, begin, rows, following)
             project(plan.down, task)
             _add_weighted(plan, task, out)
 

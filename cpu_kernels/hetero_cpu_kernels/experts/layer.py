@@ -61,6 +61,7 @@ class CpuExperts:
             PlacedProjection(form, matrix, target=self.target) for matrix in (form.up, form.down)
         )
         self._job = compile_job()
+        self._few_tokens = self.target.few_tokens
         self._words = np.zeros(PLAN.itemsize // 8, dtype=np.int64)
         self._write_constants(self._words.view(PLAN)[0])
         self._words_at = address_of(self._words)
@@ -119,6 +120,7 @@ class CpuExperts:
         more. Raises ValueError as `submit`."""
         check_arrays(self.form, hidden=hidden, bank=bank, out=out)
         extent = check_routing(self.form, routing, num_tokens=len(hidden), bank_bytes=bank.size)
+        self._few_tokens = FEW_TOKENS
         self._fill(hidden, bank, routing, out, extent._replace(most_tokens=FEW_TOKENS))
         return self._words
 
@@ -137,7 +139,8 @@ class CpuExperts:
         inputs, rows = self._place_inputs(routing, len(hidden), extent.most_tokens)
         self._words[_NUMBER_WORDS] = [
             *(len(hidden), len(records), len(routing.tokens)),
-            *(extent.least_tokens <= FEW_TOKENS, extent.most_tokens > FEW_TOKENS),
+            *(extent.least_tokens <= self._few_tokens, extent.most_tokens > self._few_tokens),
+            self._few_tokens,
             *self._place_scratch(extent.most_tokens),
             *inputs,
         ]
@@ -156,7 +159,7 @@ class CpuExperts:
         tokens_at, pairs_at = address_of(routing.tokens), address_of(pairs)
         up = [self._up.few.reserve(num_tokens), tokens_at]
         down = [self._down.few.reserve(num_pairs), pairs_at]
-        if most_tokens <= FEW_TOKENS:
+        if most_tokens <= self._few_tokens:
             return [*up, 0, 0, *down, 0, 0], [pairs]
         if self.target.many != "tiles":
             up += [self._up.many.reserve(num_tokens), tokens_at]

@@ -20,7 +20,8 @@ from llvmlite import ir
 
 from hetero_cpu_kernels.experts.activations import PANEL_TILE_BYTES, TILE, TILE_COLUMNS, Layout
 from hetero_cpu_kernels.experts.emitter import I64, LINE_BYTES, Emitter
-from hetero_cpu_kernels.experts.rows import Rows, load_block_scale, load_row_scale
+from hetero_cpu_kernels.experts.row_factors import factor_at
+from hetero_cpu_kernels.experts.rows import Rows, load_row_scale
 from hetero_cpu_kernels.experts.targets import Target
 
 _LINES_AHEAD = 32
@@ -32,6 +33,15 @@ def write_panel(module: ir.Module, name: str, *, rows: Rows, target: Target, lay
     emit = Emitter(module, name, lanes=target.lanes)
     _Panel(emit, rows, layout).write()
     emit.finish()
+
+
+def in_units(emit: Emitter, rows: Rows, *, layout: Layout, vectors: list[Any], factor: Any) -> list[Any]:
+    """A block's vectors times a factor (or None), as `layout` multiplies them."""
+    if factor is not None:
+        vectors = [emit.build.fmul(vector, factor) for vector in vectors]
+    if layout.unit != "float32" and not rows.is_in_pairs:
+        vectors = list(map(emit.round_to_pairs, vectors[::2], vectors[1::2]))
+    return vectors
 
 
 class _Panel:
@@ -67,30 +77,22 @@ class _Panel:
 
     def _factors(self, row: Any) -> Callable[[Any], Any] | None:
         """What the vectors at a column of a row are multiplied with; None without scales."""
-        emit, scales = self._emit, self._rows.matrix.scales
+        emit, rows = self._emit, self._rows
+        scales = rows.matrix.scales
         if scales is None:
             return None
-        scale_row = load_row_scale(emit, self._rows, record=self._record, row=row)
-
-        def factor_at(column: Any) -> Any:
-            block = emit.build.udiv(column, I64(scales.block_cols))
-            scale = load_block_scale(emit, self._rows, scale_row=scale_row, block=block)
-            return emit.build.fmul(scale, ir.Constant(emit.floats, [self._rows.factor] * emit.lanes))
-
-        if scales.block_cols < self._rows.matrix.cols:
-            return factor_at
-        of_row = factor_at(I64(0))
+        scale_row = load_row_scale(emit, rows, record=self._record, row=row)
+        if scales.block_cols < rows.matrix.cols:
+            return lambda column: factor_at(emit, rows, scale_row=scale_row, column=column)
+        of_row = factor_at(emit, rows, scale_row=scale_row, column=I64(0))
         return lambda column: of_row
 
     def _write_block(
         self, vectors: list[Any], column: Any, out: Any, factor_of: Callable[[Any], Any] | None
     ) -> None:
         emit = self._emit
-        if factor_of is not None:
-            factor = factor_of(column)
-            vectors = [emit.build.fmul(vector, factor) for vector in vectors]
-        if self._layout.unit != "float32" and not self._rows.is_in_pairs:
-            vectors = list(map(emit.round_to_pairs, vectors[::2], vectors[1::2]))
+        factor = None if factor_of is None else factor_of(column)
+        vectors = in_units(emit, self._rows, layout=self._layout, vectors=vectors, factor=factor)
         element, step = self._layout.row_bytes // self._layout.padded, 4 * emit.lanes
         if self._layout.unit == "tiles":
             element, step = PANEL_TILE_BYTES // TILE_COLUMNS, PANEL_TILE_BYTES

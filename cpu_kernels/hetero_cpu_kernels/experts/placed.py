@@ -41,8 +41,9 @@ class PlacedProjection:
         for number in TOKENS_AT_ONCE:
             record[f"few_{number}"] = self._code.address(f"few_{number}")
             record[f"many_{number}"] = self._code.address(f"many_{number}")
-        for name in ("panel", "tiles", "digits", "inputs", "gate", "add"):
+        for name in ("panel", "tiles", "tiles_on_the_way", "digits", "inputs", "gate", "add"):
             record[name] = self._code.address(name)
+        record["on_the_way_groups"] = program.on_the_way_groups
         record["rows"], record["cols"] = matrix.rows, matrix.cols
         record["is_direct"], record["offset"] = program.is_direct, matrix.offset
         record["row_bytes"] = matrix.row_bytes

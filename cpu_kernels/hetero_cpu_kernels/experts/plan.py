@@ -9,7 +9,7 @@ from hetero_cpu_kernels.experts.activations import TILE
 from hetero_cpu_kernels.experts.program import Program
 
 FEW_TOKENS = 8
-"""An expert with more tokens decodes its rows once for all of them."""
+"""An expert with more tokens decodes its rows once for all of them; on some targets with fewer, too."""
 FEW_RUN = 512
 """Rows that up to `TOKENS_AT_ONCE` tokens are computed with before their results are used."""
 MANY_RUN = 32
@@ -45,7 +45,7 @@ PROJECTION = np.dtype(
     [
         *((name, np.int64) for name in ("rows", "cols", "few_1", "few_2", "few_4")),
         *((name, np.int64) for name in ("many_1", "many_2", "many_4", "panel", "tiles", "digits")),
-        *((name, np.int64) for name in ("inputs", "gate", "add")),
+        *((name, np.int64) for name in ("inputs", "gate", "add", "tiles_on_the_way", "on_the_way_groups")),
         *((name, np.int64) for name in ("is_direct", "offset", "row_bytes")),
         *((name, np.int64) for name in ("bias_offset", "bias_encoding")),
         *((name, np.int64) for name in ("is_packed", "first_element", "table_at", "escapes_at")),
@@ -53,12 +53,13 @@ PROJECTION = np.dtype(
         ("many", LAYOUT),
     ]
 )
-"""One matrix: its kernels, and its input's layouts for few and for many tokens."""
+"""One matrix: its kernels, and its input's layouts for few and for many tokens. `on_the_way_groups`: groups
+of 16 tokens, at most, that `tiles_on_the_way` multiplies; others need a panel."""
 
 PLAN = np.dtype(
     [
         *((name, np.int64) for name in ("control", "num_tokens", "num_experts", "hidden", "inner")),
-        *((name, np.int64) for name in ("has_few", "has_many", "num_pairs")),
+        *((name, np.int64) for name in ("has_few", "has_many", "few_tokens", "num_pairs")),
         *((name, np.int64) for name in ("hidden_at", "out_at", "records_at", "bounds_at")),
         *((name, np.int64) for name in ("tokens_at", "weights_at")),
         *((name, np.int64) for name in ("scratch_at", "scratch_bytes", "results")),
@@ -69,7 +70,8 @@ PLAN = np.dtype(
         ("down", PROJECTION),
     ]
 )
-"""One call. `results`: float32 values of each worker's scratch, in front of its panel."""
+"""One call. `few_tokens`: of an expert, at most, for the kernels of few. `results`: float32 values of each
+worker's scratch, in front of its panel."""
 
 ARGUMENT_BYTES = 64 + 8 * 1024
 """Of a worker's scratch: what a kernel is called with, and addresses of the tokens' activations."""
@@ -78,7 +80,7 @@ MOST_TOKENS = 1024
 
 
 NUMBER_FIELDS = (
-    *("num_tokens", "num_experts", "num_pairs", "has_few", "has_many"),
+    *("num_tokens", "num_experts", "num_pairs", "has_few", "has_many", "few_tokens"),
     *("scratch_at", "scratch_bytes", "results"),
     *("up.few.at", "up.few.rows_at", "up.many.at", "up.many.rows_at"),
     *("down.few.at", "down.few.rows_at", "down.many.at", "down.many.rows_at"),

@@ -19,10 +19,15 @@ from hetero_cpu_kernels.experts.panel import write_panel
 from hetero_cpu_kernels.experts.rows import PairRows, PlainRows, Rows, rows_of
 from hetero_cpu_kernels.experts.targets import Target
 from hetero_cpu_kernels.experts.tile_values import write_add, write_gate, write_inputs
+from hetero_cpu_kernels.experts.tile_weights import DecodedWeights, PanelWeights, Weights, on_the_way
 from hetero_cpu_kernels.experts.tiles import write_tiles
 
 TOKENS_AT_ONCE = (1, 2, 4)
 """Tokens that one kernel takes side by side."""
+_DECODED_GROUPS = 2
+"""Groups of 16 tokens that meet weights which are decoded on the way: as many as one product takes."""
+_ANY_GROUPS = 1 << 30
+"""Of tokens that meet the record's own bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Program:
     panel                    a few rows decoded for all tokens of an expert
     many_1, many_2, many_4   rows of a panel (or of the record, where `is_direct`), so many tokens
     tiles                    the same with tiles, instead of many_*
+    tiles_on_the_way         the same without a panel
     inputs                   activations for tiles: of the up projection
     gate, add                for tiles: activations of the down projection, sums of its results
     """
@@ -45,6 +51,15 @@ class Program:
     many: Layout
     is_direct: bool
     """Whether many tokens read the record's own bfloat16, undecoded."""
+    on_the_way: type[Weights] | None
+    """How tiles are made of a record without a panel; None without tiles, or where they cannot be."""
+
+    @property
+    def on_the_way_groups(self) -> int:
+        """Groups of 16 tokens, at most, that need no panel: decoding again would cost more."""
+        if self.on_the_way is DecodedWeights:
+            return _DECODED_GROUPS
+        return _ANY_GROUPS if self.on_the_way else 0
 
     @classmethod
     def write(cls, form: ExpertForm, matrix: Matrix, *, target: Target) -> Program:
@@ -63,6 +78,7 @@ class Program:
             ),
             many=Layout.of(many_rows, target.lanes, unit=target.many),
             is_direct=many_rows.is_in_pairs and target.many == "pairs",
+            on_the_way=on_the_way(many_rows, target.lanes) if target.many == "tiles" else None,
         )
         if integer_rows:
             program._write_few_integers(integer_rows)
@@ -90,7 +106,11 @@ class Program:
         if not self.is_direct:
             write_panel(self.module, "panel", rows=rows, target=self.target, layout=self.many)
         if self.many.unit == "tiles":
-            write_tiles(self.module, "tiles", columns=self.many.padded, row_bytes=self.matrix.row_bytes)
+            write_tiles(self.module, "tiles", weights=PanelWeights, rows=rows, layout=self.many)
+            if self.on_the_way:
+                write_tiles(
+                    self.module, "tiles_on_the_way", weights=self.on_the_way, rows=rows, layout=self.many
+                )
             return
         for tokens in TOKENS_AT_ONCE:
             write_dot(

@@ -17,7 +17,7 @@ from hetero_cpu_kernels.addresses import call_kernel, float_of, pointer
 from hetero_cpu_kernels.experts.activation_memory import read_activation
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.packing import CHUNK_ELEMENTS
-from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
+from hetero_cpu_kernels.experts.plan import MANY_RUN
 from hetero_cpu_kernels.experts.tile_job import in_sixteens, multiply_tiles
 
 
@@ -32,12 +32,15 @@ class Task(NamedTuple):
     """Address of the expert's record."""
     first_pair: int
     num_tokens: int
+    is_many: bool
     is_tiled: bool
     begin: int
     rows: int
     next_record: int
     """What this worker reads next: a record, and a row of the same matrix in it."""
     next_begin: int
+    next_rows: int
+    """How many of them, up to a panel's; 0 where nothing is known to come."""
     results_at: int
     stride: int
     arguments_at: int
@@ -53,7 +56,7 @@ def project(matrix, task):
     """Compute the rows, bias and escapes included. `matrix`: a `plan.PROJECTION`."""
     if task.is_tiled:
         multiply_tiles(matrix, task)
-    elif task.num_tokens > FEW_TOKENS:
+    elif task.is_many:
         for start in range(0, task.rows, MANY_RUN):
             _multiply_many(matrix, task, start, min(MANY_RUN, task.rows - start))
     else:
@@ -175,7 +178,7 @@ def _float_number(address, encoding, number):
 @_jit
 def _add_escapes(matrix, task):
     """Elements that a packed record keeps in its list, in ascending order. `packing` has the format."""
-    layout = matrix.many if task.num_tokens > FEW_TOKENS else matrix.few
+    layout = matrix.many if task.is_many else matrix.few
     table = task.record + matrix.table_at
     begin = matrix.first_element + task.begin * matrix.cols
     end = begin + task.rows * matrix.cols

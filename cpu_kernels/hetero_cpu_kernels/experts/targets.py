@@ -6,7 +6,7 @@
     avx512         16     float32      float32             float32
     avx512_vnni    16     float32      bytes (vpdpbusd)    float32
     avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16 pairs (vdpbf16ps)
-    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps)
+    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps), from 5 tokens on
     neon            4     float32      float32             float32
 
 A few tokens are bound by memory, which rounding does not make faster: they compute in float32, but for
@@ -49,6 +49,8 @@ class Target:
     """What multiplies when an expert has many tokens."""
     multiplies_bytes: bool = False
     """Whether a few tokens of int8 and int4 experts are multiplied as digits."""
+    few_tokens: int = 8
+    """Tokens of an expert, at most, that are multiplied as few."""
     looks_up_bytes: bool = False
     """Whether fp8 is looked up as bytes of bfloat16 (`looked_up_rows`)."""
 
@@ -111,6 +113,7 @@ TARGETS = (
         lanes=16,
         rows=4,
         many="tiles",
+        few_tokens=4,
         multiplies_bytes=True,
         looks_up_bytes=True,
     ),

@@ -15,7 +15,7 @@ from numba import carray
 from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
-from hetero_cpu_kernels.experts.plan import FEW_TOKENS, MANY_RUN
+from hetero_cpu_kernels.experts.plan import MANY_RUN
 
 
 @_jit
@@ -30,7 +30,7 @@ def pack_tiles(plan, index, count):
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     unit = 0
     for expert in range(plan.num_experts):
-        if bounds[expert + 1] - bounds[expert] <= FEW_TOKENS:
+        if bounds[expert + 1] - bounds[expert] <= plan.few_tokens:
             continue
         for first in range(bounds[expert], bounds[expert + 1], 16):
             if unit % count == index:
@@ -59,34 +59,53 @@ def _pack_group(plan, index, first, end):
 
 @_jit
 def multiply_tiles(matrix, task):
-    """A task's rows, a panel at a time."""
-    arguments = carray(pointer(task.arguments_at), 8, np.int64)
+    """A task's rows, 32 at a time: as they lie, or through a panel."""
+    arguments = carray(pointer(task.arguments_at), 12, np.int64)
     groups = task.stride >> 8
+    row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
     for group in range(0, groups, MANY_RUN // 16):
         count = min(MANY_RUN // 16, groups - group)
         first = 16 * group
         rows = max(0, min(16 * count, task.rows - first))
-        if rows < 16 * count:
-            carray(pointer(task.panel_at), 16 * count * matrix.many.panel_row_bytes, np.uint8)[:] = 0
-        arguments[0], arguments[1] = task.record, task.begin + first
-        arguments[2], arguments[3] = task.begin + first + rows, task.panel_at
-        call_kernel(matrix.panel, task.arguments_at)
-        row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
-        arguments[0], arguments[1] = task.panel_at, count
+        kernel = matrix.tiles_on_the_way
+        if rows < 16 * count or in_sixteens(task.num_tokens) > matrix.on_the_way_groups:
+            kernel = matrix.tiles
+            _write_panel(matrix, task, first, rows, count)
+            arguments[0] = task.panel_at
+        else:
+            arguments[0], arguments[8], arguments[9] = task.record, task.begin + first, task.panel_at
+        arguments[1] = count
         arguments[2] = matrix.many.at + row * matrix.many.row_bytes
         arguments[3] = in_sixteens(task.num_tokens)
         arguments[4], arguments[5] = task.results_at + 64 * first, 4 * task.stride
-        arguments[6] = _address_after(matrix, task, first + rows)
-        call_kernel(matrix.tiles, task.arguments_at)
+        _write_what_comes_next(matrix, task, first + rows)
+        call_kernel(kernel, task.arguments_at)
 
 
 @_jit
-def _address_after(matrix, task, row):
-    """Where the weights lie that are read after the first `row` rows of a task; of packed ones, mantissas."""
-    record, row = (task.record, task.begin + row) if row < task.rows else (task.next_record, task.next_begin)
+def _write_panel(matrix, task, first, rows, groups):
+    """Rows of a task from `first` on; zeros fill the last group up."""
+    if rows < 16 * groups:
+        carray(pointer(task.panel_at), 16 * groups * matrix.many.panel_row_bytes, np.uint8)[:] = 0
+    arguments = carray(pointer(task.arguments_at), 4, np.int64)
+    arguments[0], arguments[1] = task.record, task.begin + first
+    arguments[2], arguments[3] = task.begin + first + rows, task.panel_at
+    call_kernel(matrix.panel, task.arguments_at)
+
+
+@_jit
+def _write_what_comes_next(matrix, task, row):
+    """Which weights are read after the first `row` rows of a task, and where they lie; of packed ones, where
+    their mantissas do."""
+    record, begin, rows = task.next_record, task.next_begin, task.next_rows
+    if row < task.rows:
+        record, begin, rows = task.record, task.begin + row, min(MANY_RUN, task.rows - row)
+    offset, row_bytes = matrix.offset, matrix.row_bytes
     if matrix.is_packed:
-        return record + matrix.first_element + row * matrix.cols
-    return record + matrix.offset + row * matrix.row_bytes
+        offset, row_bytes = matrix.first_element, matrix.cols
+    arguments = carray(pointer(task.arguments_at), 12, np.int64)
+    arguments[6], arguments[7] = record + offset + begin * row_bytes, rows * row_bytes
+    arguments[10], arguments[11] = record, begin
 
 
 @_jit

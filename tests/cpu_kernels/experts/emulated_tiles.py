@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -10,7 +11,15 @@ import numpy as np
 
 PREFIX = "emulated_"
 
-_tiles = np.zeros((8, 16, 16), dtype=np.uint32)
+
+class _Registers(threading.local):
+    """Of one thread: eight tiles of 16 rows of words."""
+
+    def __init__(self) -> None:
+        self.tiles = np.zeros((8, 16, 16), dtype=np.uint32)
+
+
+_registers = _Registers()
 _BYTE, _LONG, _ADDRESS = ctypes.c_int8, ctypes.c_int64, ctypes.c_void_p
 
 
@@ -22,20 +31,20 @@ def _rows(address: int, stride: int) -> Any:
 
 
 def _load(tile: int, address: int, stride: int) -> None:
-    _tiles[tile] = np.ascontiguousarray(_rows(address, stride)).view(np.uint32)
+    _registers.tiles[tile] = np.ascontiguousarray(_rows(address, stride)).view(np.uint32)
 
 
 def _store(tile: int, address: int, stride: int) -> None:
     for row in range(16):
-        ctypes.memmove(address + row * stride, _tiles[tile, row].ctypes.data, 64)
+        ctypes.memmove(address + row * stride, _registers.tiles[tile, row].ctypes.data, 64)
 
 
 def _multiply(result: int, first: int, second: int) -> None:
     """result[m, n] += sum over k of first[m, 2k + i] * second[k, 2n + i]."""
-    total = _tiles[result].view(np.float32)
+    total = _registers.tiles[result].view(np.float32)
     for shift in (16, 0):
-        a = ((_tiles[first] << shift) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-        b = ((_tiles[second] << shift) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        a = ((_registers.tiles[first] << shift) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        b = ((_registers.tiles[second] << shift) & 0xFFFF0000).astype(np.uint32).view(np.float32)
         total += a @ b
 
 
@@ -48,7 +57,7 @@ def _configure(address: int) -> None:
 _FUNCTIONS = {
     "ldtilecfg": ctypes.CFUNCTYPE(None, _ADDRESS)(_configure),
     "tilerelease": ctypes.CFUNCTYPE(None)(lambda: None),
-    "tilezero": ctypes.CFUNCTYPE(None, _BYTE)(lambda tile: _tiles[tile].fill(0)),
+    "tilezero": ctypes.CFUNCTYPE(None, _BYTE)(lambda tile: _registers.tiles[tile].fill(0)),
     "tileloadd64": ctypes.CFUNCTYPE(None, _BYTE, _ADDRESS, _LONG)(_load),
     "tilestored64": ctypes.CFUNCTYPE(None, _BYTE, _ADDRESS, _LONG)(_store),
     "tdpbf16ps": ctypes.CFUNCTYPE(None, _BYTE, _BYTE, _BYTE)(_multiply),

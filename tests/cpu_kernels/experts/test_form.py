@@ -42,6 +42,11 @@ def test_packed_rows_are_whole_blocks() -> None:
         Program.write(form, form.down, target=target("avx512"))
 
 
+def test_packed_records_have_no_biases() -> None:
+    with pytest.raises(ValueError, match="a packed record with biases"):
+        make_form("packed", 128, 64, has_bias=True)
+
+
 @pytest.mark.parametrize("elements", [2048, 16384, 16384 * 3 + 2048])
 def test_the_packing_is_the_banks(elements: int) -> None:
     ours, theirs = Packing(elements), PackedLayout(elements)

@@ -17,9 +17,16 @@ from bench.cpu_expert_records import (
     random_routing,
     relative_error,
 )
-from hetero_cpu_kernels.experts import TARGETS, CpuExperts, ExpertForm, Target, is_executable, target
+from hetero_cpu_kernels.experts import (
+    TARGETS,
+    CpuExperts,
+    ExpertForm,
+    Target,
+    is_executable,
+    target,
+    tile_registers,
+)
 from hetero_cpu_kernels.experts import layer as layer_module
-from hetero_cpu_kernels.experts import tiles as tiles_module
 from hetero_cpu_kernels.experts.call import Routing
 from hetero_cpu_kernels.pool import WorkerPool
 from tests.cpu_kernels.experts import emulated_tiles
@@ -142,24 +149,37 @@ def test_bits_do_not_depend_on_what_else_is_called(pools: dict[int, WorkerPool],
     assert np.array_equal(small.run(experts), first)
 
 
-@pytest.mark.skipif(not is_executable(target("avx512_bf16")), reason="the code around tiles needs it")
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """All of the amx target but the tile instructions themselves, on any machine with AVX-512."""
+    if not is_executable(target("avx512_bf16")):
+        pytest.skip("the code around tiles needs AVX-512")
+    emulated_tiles.install()
+    monkeypatch.setattr(tile_registers, "_PREFIX", emulated_tiles.PREFIX)
+    monkeypatch.setattr(layer_module, "request_amx", lambda: "")
+    return dataclasses.replace(target("amx"), features=target("avx512_bf16").features, few_tokens=2)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_tiles_with_emulated_instructions(
-    pools: dict[int, WorkerPool], monkeypatch: pytest.MonkeyPatch, name: str, shape: str
-) -> None:
-    """All of the amx target but the tile instructions themselves, on any machine with AVX-512."""
+def test_tiles(pools: dict[int, WorkerPool], emulated: Target, name: str, shape: str) -> None:
     hidden, inner, gate, has_bias = SHAPES[shape]
     if name == "packed" and hidden % 64:
         pytest.skip("packed rows are whole blocks of 64 columns: refused, by test_form.py")
-    emulated_tiles.install()
-    monkeypatch.setattr(tiles_module, "_PREFIX", emulated_tiles.PREFIX)
-    monkeypatch.setattr(layer_module, "request_amx", lambda: "")
     form = make_form(name, hidden, inner, gate=gate, has_bias=has_bias)
-    experts = CpuExperts(
-        form, pools[1], target=dataclasses.replace(target("amx"), features=target("avx512_bf16").features)
-    )
-    check(Case.make(form, [9, 40, 1, 33], 40), experts)
+    case = Case.make(form, [9, 40, 1, 33, 3], 40)
+    check(case, CpuExperts(form, pools[2], target=emulated))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_bits_of_tiles_do_not_depend_on_the_number_of_workers(
+    pools: dict[int, WorkerPool], emulated: Target, name: str
+) -> None:
+    form = make_form(name, 64, 96)
+    case = Case.make(form, [3, 17, 1, 20, 2, 33, 5], 40)
+    outs = [case.run(CpuExperts(form, pool, target=emulated)) for pool in pools.values()]
+    assert relative_error(outs[0], case.reference) < MOST_ERROR["tiles"]
+    assert all(np.array_equal(out, outs[0]) for out in outs[1:])
 
 
 def test_what_does_not_fit_is_refused(pools: dict[int, WorkerPool]) -> None:
