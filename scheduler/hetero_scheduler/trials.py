@@ -3,14 +3,17 @@
     settle ─ measure │ settle ─ measure │ ...     a block for each choice that is still in the race,
                                                   round by round; who is far behind leaves the race
     rest ──────────────────────────────── │ ...   with the winner; then once more, it and its neighbours,
-                                                  which may take a hundredth of the time
+                                                  which may take a hundredth of the time; sooner, and with
+                                                  whoever promised more, if it breaks its promise
 
 The parts of a step do not say what a choice is worth. Of misses that the CPU computes, link and CPU read the
 same memory, so each slows the other down; forecasts share the device with what they hurry. And an expert that
 was computed in place, or driven out for a forecast, misses again. All of it is in the time of a step, the
-last only after a while: so each block begins with steps that do not count. And the machine now and then does
-something else for longer than choices are apart: so the slowest and the fastest quarter of what is timed
-count as little.
+last only after a while: so each block begins with steps that do not count, and steps are still timed when the
+race is over. A winner that then takes longer than it did in its blocks has to race again, for all may have
+become slower; if it wins and does the same once more, that is put to its time in every race to come. And the
+machine now and then does something else for longer than choices are apart: so the slowest and the fastest
+quarter of what is timed count as little.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ HYSTERESIS = 0.02
 """Of the time: a neighbour has to be faster by that to take over."""
 REST_STEPS, MOST_REST = 1024, 16384
 """Steps between two races: twice as many each time that nothing changes, up to the second number."""
+WATCH_STEPS = 128
+"""With the kept choice, whose time is then compared with that in the race; twice as many each time that they
+led to a race."""
+BROKEN = 1.1
+"""Times what it took in the race: a promise that was not kept."""
 COST = 0.01
 """Of the time: what racing again may lose to resting with the choice that was kept. It rests longer then."""
 
@@ -87,8 +95,12 @@ class Trials(Generic[T]):
         if len(choices) < 2 or len(set(choices)) < len(choices):
             raise ValueError(f"choices {tuple(choices)}: a plain one and others are needed, no two equal")
         self._choices = tuple(choices)
-        self._rest = REST_STEPS
+        self._rest, self._watch = REST_STEPS, WATCH_STEPS
         self._kept: int | None = None
+        self._promised: dict[int, float] = {}
+        self._later = dict.fromkeys(range(len(choices)), 1.0)
+        """Times what a choice takes in a race: what it takes after it."""
+        self._doubted: int | None = None
         self.is_lost = False
         self.step_s: dict[T, float] = {}
         """Seconds of a step in the last race, by choice."""
@@ -118,17 +130,37 @@ class Trials(Generic[T]):
         """So many steps, one or more, took so long together."""
         if self.is_lost:
             return
+        lap = _Lap(steps, seconds)
         if self._racing:
-            self._time(_Lap(steps, seconds))
+            self._time(lap)
             return
+        assert self._kept is not None, "nothing rests before a race"
         self._left -= steps
+        self._watched.add(lap)
         if self._left <= 0:
-            assert self._kept is not None, "nothing rests before a race"
             self._begin_race(range(max(0, self._kept - 1), min(len(self._choices), self._kept + 2)))
+        elif self._watched.steps >= self._watch:
+            self._compare(self._kept, self._watched.step_s())
+
+    def _compare(self, kept: int, step_s: float) -> None:
+        """What a step takes while resting with what the race promised, of this choice and of others."""
+        self._watched = _Times()
+        if step_s <= BROKEN * self._promised[kept]:
+            self._doubted = None
+            return
+        if self._doubted == kept:
+            self._later[kept] *= step_s / self._promised[kept]
+        self._doubted = kept
+        better = [each for each, seconds in self._promised.items() if seconds < (1 - HYSTERESIS) * step_s]
+        if better == [kept]:
+            self._promised[kept] = step_s
+        else:
+            self._watch *= 2
+            self._begin_race(sorted(better))
 
     # ---- a race
 
-    def _begin_race(self, racing: range) -> None:
+    def _begin_race(self, racing: Sequence[int]) -> None:
         self._racing = list(racing)
         self._times = {number: _Times() for number in racing}
         self._round = 0 if self._kept is None else 1  # neighbours were in the race before: half as patient
@@ -173,8 +205,9 @@ class Trials(Generic[T]):
             self._end_race(best)
 
     def _end_race(self, best: int) -> None:
-        self._racing = []
-        self.step_s = {self._choices[number]: times.step_s() for number, times in self._times.items()}
+        self._racing, self._watched = [], _Times()
+        self._promised |= {number: self._step_s(number) for number in self._times}
+        self.step_s = {self._choices[number]: self._step_s(number) for number in self._times}
         kept = self._kept
         if kept is not None and self._step_s(best) > (1 - HYSTERESIS) * self._step_s(kept):
             best = kept
@@ -189,4 +222,4 @@ class Trials(Generic[T]):
         return math.ceil(lost / COST)
 
     def _step_s(self, number: int) -> float:
-        return self._times[number].step_s()
+        return self._later[number] * self._times[number].step_s()

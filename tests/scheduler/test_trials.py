@@ -126,6 +126,34 @@ def test_what_a_share_does_to_the_cache_shows_late_and_counts() -> None:
     assert trials.choice == 0.35
 
 
+def test_a_promise_that_is_broken_later_is_raced_for_again() -> None:
+    """What a share of 1 does to the cache shows only when the race is long over."""
+    since = 0
+
+    def machine(share: float, _step: int) -> float:
+        nonlocal since
+        since = since + 1 if share == 1 else 0
+        return 2.0 if since > 100 else 0.5 if share == 1 else both_help(0.35)(share, 0)
+
+    trials = Trials(SHARES)
+    run(trials, machine, ENOUGH, a_visit=1)
+    slow = run(trials, machine, 20 * ENOUGH, first=ENOUGH, a_visit=1)
+    assert trials.choice == 0.35
+    assert slow < 1.05 * 0.7 * 20 * ENOUGH
+
+
+def test_a_machine_that_slows_down_for_all_is_not_raced_on_for_ever() -> None:
+    trials = Trials(SHARES)
+    run(trials, both_help(0.5), ENOUGH)
+    slower = noisy(lambda share, step: 1.5 * both_help(0.5)(share, step), spread=0.15, seed=1)
+    racing = 0
+    for step in range(REST_STEPS):
+        racing += trials.is_racing
+        trials.observe(1, slower(trials.choice, step))
+    assert trials.choice == 0.5
+    assert racing < 0.5 * REST_STEPS
+
+
 def test_drift_is_followed_and_looked_for_ever_more_seldom() -> None:
     trials = Trials(SHARES)
     run(trials, both_help(0.2), ENOUGH)
