@@ -39,7 +39,7 @@ UNDER_WAY = 3
 BONUS = 0.2
 PAPER_BONUS = {0.5: 0.3, 0.25: 0.25}
 """By residency: the lambda of PSR that is compared with Cache-Prior at 0.2 (PSR §1, §6.2, Table 4)."""
-POLICIES = ("lru", "cache_prior", "psr", "paper")
+POLICIES = ("lru", "cache_prior", "paper", "psr")
 """Exact routing with LRU; Cache-Prior, and PSR as its preset has it, both at a lambda of `BONUS`; PSR at that
 of PAPER_BONUS. Besides, `cache_prior:LAMBDA` and `psr:LAMBDA:INSERTIONS:WINDOW`, whose last numbers may be
 left out."""
