@@ -47,12 +47,15 @@ class RollingText(Text):
     def decided(self, layer: int, chosen: npt.NDArray[np.int64]) -> None:
         self.shared(layer, shares_of(chosen, self._predictor.shape.num_experts))
 
-    def shared(self, layer: int, share: Shares) -> None:
+    def shared(self, layer: int, share: Shares, *, speaks: bool = True) -> None:
         """As `decided`, where it is known of each expert which share of the tokens chose it,
-        `[num_experts]`."""
+        `[num_experts]`. Unless it `speaks`, no prediction starts."""
         assert self._pooled is not None, f"the router of layer {layer} was not heard"
-        self._predictor.observe_share(self._step, layer, share, self._pooled)
-        self._pooled, self._has_spoken = None, False
+        if speaks:
+            self._predictor.observe_share(self._step, layer, share, self._pooled)
+        else:
+            self._predictor.keep_share(self._step, layer, share)
+        self._pooled, self._has_spoken = None, not speaks
 
     def speak(self, layer: int) -> list[Said]:
         if self._has_spoken:

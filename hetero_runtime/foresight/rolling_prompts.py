@@ -4,8 +4,8 @@
     after it    what the host's predictor remembers ─► the row's of the device, which goes on
     more of it  and back: the host goes on from what the device has heard
 
-The forecast is awaited only where it matters: the grouped orchestrator asks when something to come is absent,
-once all loads and waves of the layer are submitted.
+A prediction is made at every STRIDE-th layer, and awaited only where it matters: the grouped orchestrator
+asks when something to come is absent, once all loads and waves of the layer are submitted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hetero_runtime.foresight.sight import Sight
 from hetero_runtime.hf.visual import Images
 from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_scheduler.predict import Forecast
+from hetero_scheduler.predict.lookahead_features import STRIDE
 from hetero_scheduler.predict.lookahead_mlp import LookaheadMlp
 
 
@@ -89,8 +90,9 @@ class RollingPrompts:
             return
         began = time.perf_counter()
         num_tokens = tokens_per_expert.sum() / self._device.shape.top_k
-        self._text.shared(layer, (tokens_per_expert / num_tokens).astype(np.float32))
-        self._stats += PredictionStats(1, time.perf_counter() - began)
+        share, speaks = (tokens_per_expert / num_tokens).astype(np.float32), layer % STRIDE == 0
+        self._text.shared(layer, share, speaks=speaks)
+        self._stats += PredictionStats(int(speaks), time.perf_counter() - began)
 
     def forecast(self, layer: int) -> Forecast | None:
         if self._text is None:

@@ -25,14 +25,12 @@ from hetero_gpu.tables import DeviceTables, create_prefetch
 from hetero_runtime.orchestrator.captured_prefetch import Asker
 from hetero_runtime.orchestrator.plain_steps import PlainSteps, RecentSteps
 from hetero_scheduler.eviction.lookahead import Lookahead
+from hetero_scheduler.predict.lookahead_features import STRIDE
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE
 
 LIKELY = 0.5
 """Probability from which an expert is worth a copy: what layers turn out to miss waits behind copies that are
 for nothing."""
-
-STRIDE = 2
-"""Layers from one forecast to the next; what it costs beside the step is some forty small kernels."""
 
 
 class CapturedLookahead(Asker):

@@ -24,6 +24,8 @@ from hetero_scheduler.prefetch.top_b import DECAY, WINDOW
 
 FADING = 0.5
 """Weight of the newest pass in the history."""
+STRIDE = 2
+"""Layers from one forecast to the next where the device's pace counts: each reaches W layers far."""
 Shares = npt.NDArray[np.float32]
 
 

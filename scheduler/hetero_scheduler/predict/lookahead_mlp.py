@@ -97,8 +97,7 @@ class LookaheadMlp(Predictor):
     @torch.inference_mode()
     def observe_share(self, step: int, layer: int, share: Shares, pooled: torch.Tensor) -> None:
         """As `observe_tokens`, of tokens of which each expert had that `share`, `[num_experts]`."""
-        self._step, self._layer, self._said = step, layer, None
-        self._history[layer] = faded(self._history[layer], share)
+        self.keep_share(step, layer, share)
         if layer == self.shape.num_layers - 1:
             return
         seen = self._history[layer : layer + self.shape.window + 1].reshape(-1)
@@ -106,6 +105,11 @@ class LookaheadMlp(Predictor):
         history = torch.from_numpy(seen.copy()).to(weights, non_blocking=True)
         features = torch.cat([history, pooled.to(weights)])
         self._said = _Said(self._weights.scores(layer, features, self._seen))
+
+    def keep_share(self, step: int, layer: int, share: Shares) -> None:
+        """As `observe_share`, but nothing is predicted."""
+        self._step, self._layer, self._said = step, layer, None
+        self._history[layer] = faded(self._history[layer], share)
 
     def forecast(self) -> Forecast | None:
         if self._said is None:
