@@ -40,6 +40,7 @@ from hetero_cpu_kernels.ktransformers import CallMemory, KtLayer, KtPool
 from hetero_cpu_kernels.ktransformers.library import quiet
 from hetero_cpu_kernels.pool import WorkerPool, place_workers
 from hetero_cpu_kernels.topology import read_topology
+from hetero_runtime.expert_file.stored import page_aligned
 
 DEVICE = "cpu"
 
@@ -126,7 +127,9 @@ class Layer(NamedTuple):
     def of(cls, name: str) -> Layer:
         form, rng = make_form(FORMATS[name], HIDDEN, INTERMEDIATE), np.random.default_rng(0)
         different = [random_record(form, rng)[0] for _ in range(DIFFERENT)]
-        return cls(name, form, np.tile(np.concatenate(different), NUM_EXPERTS // DIFFERENT), different)
+        records = page_aligned(NUM_EXPERTS, form.record_bytes)  # as a model's lie
+        records.reshape(-1, DIFFERENT, form.record_bytes)[:] = different
+        return cls(name, form, records.reshape(-1), different)
 
     def check(self, *sides: Side) -> list[float]:
         """Relative errors against the reference; raises AssertionError where one is too large."""

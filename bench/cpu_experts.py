@@ -32,6 +32,7 @@ from hetero_cpu_kernels.bandwidth import dram_read_gb_s
 from hetero_cpu_kernels.experts import CpuExperts, ExpertForm, Routing
 from hetero_cpu_kernels.pool import WorkerPool, place_workers
 from hetero_cpu_kernels.topology import read_topology
+from hetero_runtime.expert_file.stored import page_aligned
 
 DEVICE = "cpu"
 
@@ -69,8 +70,9 @@ class Bank:
     def of(cls, name: str, pool: WorkerPool) -> Bank:
         form = make_form(FORMATS[name], HIDDEN, INTERMEDIATE)
         plain, packed = random_record(form, np.random.default_rng(0))
-        memory = np.tile(packed, -(-BANK_BYTES // form.record_bytes))
-        bank = cls(name, form, memory, CpuExperts(form, pool), pool)
+        records = page_aligned(-(-BANK_BYTES // form.record_bytes), form.record_bytes)  # as a model's lie
+        records[:] = packed
+        bank = cls(name, form, records.reshape(-1), CpuExperts(form, pool), pool)
         bank.check(plain)
         return bank
 

@@ -96,6 +96,20 @@ def pause(typing_context):
 
 
 @intrinsic
+def ask_for(typing_context, address):
+    """Ask for a cache line, into the second-level cache; an address outside of memory does no harm."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, word, word, word])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(ask, [builder.inttoptr(arguments[0], POINTER), word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def bits_of(typing_context, value):
     """The bits of a float32."""
 

@@ -14,7 +14,7 @@ from numba import carray, cfunc
 
 from hetero_cpu_kernels.addresses import pointer
 from hetero_cpu_kernels.pool import WorkerError, WorkerPool, place_workers
-from hetero_cpu_kernels.pool.doorbell import meet
+from hetero_cpu_kernels.pool.doorbell import arrive, await_all
 from hetero_cpu_kernels.topology import Node, Topology
 
 SIGNATURE = "int64(int64, int64, int64)"
@@ -33,7 +33,7 @@ def fail_at_second(plan: Any, index: Any, count: Any) -> Any:
     """The last worker fails; the others meet a barrier that it never reaches. plan: the control's address."""
     if index == count - 1:
         return 7
-    return 0 if meet(plan, count) else 8
+    return 0 if await_all(plan, arrive(plan, count)) else 8
 
 
 @cfunc(SIGNATURE)
@@ -43,7 +43,7 @@ def exchange(plan: Any, index: Any, count: Any) -> Any:
     for number in range(100):
         here, there = number % 2, (number + 1) % 2
         words[1 + there * count + index] = words[1 + here * count + (index + 1) % count] + 1
-        if not meet(words[0], count):
+        if not await_all(words[0], arrive(words[0], count)):
             return 1
     return 0
 

@@ -177,7 +177,15 @@ class Emitter:
         wide = self.build.bitcast(self._repeated(source, 32 * self.lanes // source.type.width), copies)
         mask = ir.Constant(copies, [octet & 0xFF for of_lane in octets for octet in of_lane])
         name = "llvm.x86.avx512.pshuf.b.512" if self.lanes == 16 else "llvm.x86.avx2.pshuf.b"
-        return self.build.bitcast(self.call(name, copies, [wide, mask]), self.words)
+        return self.build.bitcast(self.call(name, copies, [wide, self._unknown(mask)]), self.words)
+
+    def _unknown(self, constant: Any) -> Any:
+        """A constant that LLVM does not know: of vpshufb with a known one it makes vpermt2b, three times the
+        operations."""
+        held = ir.GlobalVariable(self.module, constant.type, self.module.get_unique_name("mask"))
+        held.initializer = constant
+        with self.build.goto_entry_block():
+            return self.build.load(held, typ=constant.type)
 
     def look_up_bytes(self, indices: Any, table: Sequence[int]) -> Any:
         """For each of 64 bytes that of 128 whose number its lower seven bits are (AVX-512 VBMI)."""

@@ -24,10 +24,10 @@ from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
+from hetero_cpu_kernels.experts.meeting import meet
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
 from hetero_cpu_kernels.experts.tile_job import add_tiles, gate_strides, gate_tiles, in_sixteens, pack_tiles
-from hetero_cpu_kernels.pool.doorbell import meet
 
 ABANDONED = 1
 """Status of a worker that another's failure set free."""
@@ -166,6 +166,15 @@ def _cost(plan, expert):
 
 
 @_jit
+def _all_costs(plan):
+    """Of all experts in tiles."""
+    total = 0
+    for expert in range(plan.num_experts):
+        total += (plan.inner + MANY_RUN - 1) // MANY_RUN * _cost(plan, expert)
+    return total
+
+
+@_jit
 def _up_share(plan, index, count, expert, costs):
     """Outputs of the gate that a worker computes: of every expert a part, and not the same one each time.
 
@@ -201,9 +210,7 @@ def _next_share(plan, index, count, expert, costs):
 def _run_up(plan, index, count):
     """Gate outputs of this worker's rows, for all experts."""
     runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
-    total = 0
-    for expert in range(plan.num_experts):
-        total += runs * _cost(plan, expert)
+    total = _all_costs(plan)
     expert, first, end, before = _next_share(plan, index, count, 0, (0, total))
     while expert < plan.num_experts:
         costs = before + runs * _cost(plan, expert), total
@@ -218,6 +225,13 @@ def _run_up(plan, index, count):
             _run_gate_rows(plan, task)
             _activate(plan, task)
         expert, first, end, before = following
+
+
+@_jit
+def _first_gate_rows(plan, index, count):
+    """The expert, first row and end of what this worker reads first of the up projection."""
+    expert, first, end, _ = _next_share(plan, index, count, 0, (0, _all_costs(plan)))
+    return (expert, 2 * first, 2 * end) if plan.is_interleaved else (expert, first, end)
 
 
 @_jit
@@ -254,10 +268,23 @@ def _activate(plan, task):
 
 
 @_jit
+def _down_share(plan, index, count):
+    """First column of the output that a worker computes, and end of them."""
+    return share(plan.hidden, 16 if plan.has_many else 1, index, count)
+
+
+@_jit
+def _first_down_rows(plan, index, count, expert):
+    """That expert, or the last one, and the rows that this worker reads of its down projection."""
+    first, end = _down_share(plan, index, count)
+    return (min(expert, plan.num_experts - 1), first, end if plan.num_experts else first)
+
+
+@_jit
 def _run_down(plan, index, count):
     """This worker's columns of the output: every expert's rows, weighted and added in the order listed."""
     out = carray(pointer(plan.out_at), (plan.num_tokens, plan.hidden), np.float32)
-    first, end = share(plan.hidden, 16 if plan.has_many else 1, index, count)
+    first, end = _down_share(plan, index, count)
     for token in range(plan.num_tokens):
         out[token, first:end] = np.float32(0.0)
     for expert in range(plan.num_experts):
@@ -292,14 +319,14 @@ def _experts_job(plan_at, index, count):
     """`pool.doorbell`'s job for a `PLAN`."""
     plan = carray(pointer(plan_at), 1, PLAN)[0]
     _pack(plan, index, count)
-    if not meet(plan.control, count):
+    if not meet(plan, count, plan.up, _first_gate_rows(plan, index, count)):
         return ABANDONED
     _run_up(plan, index, count)
-    if not meet(plan.control, count):
+    if not meet(plan, count, plan.down, _first_down_rows(plan, index, count, 0)):
         return ABANDONED
     if plan.has_few and plan.down.few.unit == 3:
         _pack_outputs(plan, index, count)
-        if not meet(plan.control, count):
+        if not meet(plan, count, plan.down, _first_down_rows(plan, index, count, 1)):
             return ABANDONED
     _run_down(plan, index, count)
     return 0

@@ -113,14 +113,13 @@ class RowKernel(ABC):
             self._walk.prefetch(emit, self._ahead, emit.add(begin, i * step))
 
     def _prefetch_scales(self, record: Any, row: Any, count: int) -> None:
-        """Ask for the scales of rows that are read later, where every row has many."""
+        """Ask for the scales of rows that are read later."""
         emit, matrix = self._emit, self._walk.matrix
         assert matrix.scales is not None, "only matrices with scales are asked for them"
         row_bytes = matrix.scale_shape[2] * BITS[matrix.scales.encoding] // 8
-        if matrix.scales.block_rows == 1 and row_bytes >= LINE_BYTES:
-            place = load_row_scale(emit, self._walk, record=record, row=row)
-            for begin in range(0, count * row_bytes, LINE_BYTES):
-                emit.prefetch(emit.add(place, begin))
+        place = load_row_scale(emit, self._walk, record=record, row=row)
+        for begin in range(0, row_bytes * (count if matrix.scales.block_rows == 1 else 1), LINE_BYTES):
+            emit.prefetch(emit.add(place, begin))
 
     def _zeros(self, in_turns: int = 1) -> list[list[Any]]:
         return [[self._emit.zeros() for _ in range(in_turns * len(self._x))] for _ in self._here]

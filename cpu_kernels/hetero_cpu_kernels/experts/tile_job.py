@@ -15,6 +15,7 @@ from numba import carray
 from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import pack
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
+from hetero_cpu_kernels.experts.meeting import place_of
 from hetero_cpu_kernels.experts.plan import MANY_RUN
 
 
@@ -95,16 +96,13 @@ def _write_panel(matrix, task, first, rows, groups):
 
 @_jit
 def _write_what_comes_next(matrix, task, row):
-    """Which weights are read after the first `row` rows of a task, and where they lie; of packed ones, where
-    their mantissas do."""
+    """Which weights are read after the first `row` rows of a task, and where they lie (`place_of`)."""
     record, begin, rows = task.next_record, task.next_begin, task.next_rows
     if row < task.rows:
         record, begin, rows = task.record, task.begin + row, min(MANY_RUN, task.rows - row)
-    offset, row_bytes = matrix.offset, matrix.row_bytes
-    if matrix.is_packed:
-        offset, row_bytes = matrix.first_element, matrix.cols
+    place, row_bytes = place_of(matrix, record, begin)
     arguments = carray(pointer(task.arguments_at), 12, np.int64)
-    arguments[6], arguments[7] = record + offset + begin * row_bytes, rows * row_bytes
+    arguments[6], arguments[7] = place, rows * row_bytes
     arguments[10], arguments[11] = record, begin
 
 

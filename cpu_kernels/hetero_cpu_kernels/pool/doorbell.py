@@ -117,12 +117,23 @@ def await_done(control, count, spins, timeout_at):
 
 
 @njit(nogil=True)
-def meet(control, count):
-    """Wait, inside a job, until all workers are here. False when one of them failed before."""
+def arrive(control, count):
+    """Say, inside a job, that this worker is here. Returns how many arrivals it waits for."""
     arrived = add_to_word(control + ARRIVED, 1)
-    goal = (arrived // count + 1) * count
+    return (arrived // count + 1) * count
+
+
+@njit(nogil=True)
+def are_all_here(control, goal):
+    """Whether so many have arrived."""
+    return load_word(control + ARRIVED) >= goal
+
+
+@njit(nogil=True)
+def await_all(control, goal):
+    """Wait until so many have arrived. False when one of them failed before."""
     spins = 0
-    while load_word(control + ARRIVED) < goal:
+    while not are_all_here(control, goal):
         if load_word(control + FAILED) != 0:
             return False
         pause()
