@@ -86,7 +86,7 @@ def test_other_files_are_no_samples(content: str, tmp_path: Path) -> None:
 
 
 def test_the_exact_configuration_keeps_all_but_what_changes_outputs() -> None:
-    config = load_config({"memory": {"residency": 0.5}, "execution": {"max_length": 64}})
+    config = load_config({"memory": {"residency": 0.5}, "execution": {"mode": "eager", "max_length": 64}})
     assert exact(config) == config
 
 
