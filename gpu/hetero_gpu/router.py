@@ -32,7 +32,7 @@ _LOW, _HIGH = tl.constexpr(MOST_EXPERTS - 1), tl.constexpr(-MOST_EXPERTS)
 MOST_TOKENS = 1
 """For more, programs that each choose for one token are worth a launch of their own."""
 
-_TILE = LinearTile(1, 2048, 4)
+ROUTER_TILE = LinearTile(1, 2048, 4)
 """Small, so that a matrix of half a megabyte occupies many programs."""
 
 
@@ -121,7 +121,7 @@ class Router:
         tokens, (experts, size) = hidden.shape[0], self._weight.shape
         logits = hidden.new_empty((tokens, experts))
         next_logits = hidden.new_empty((tokens, experts if following is not None else 0))
-        num_programs = triton.cdiv(experts, _TILE.rows)
+        num_programs = triton.cdiv(experts, ROUTER_TILE.rows)
         weights = hidden.new_empty((tokens, self._top_k), dtype=self._dtype)
         indices = hidden.new_empty((tokens, self._top_k), dtype=torch.int64)
         _route_hidden[(num_programs if following is None else 2 * num_programs,)](
@@ -146,8 +146,8 @@ class Router:
             TOKENS=tokens,
             TOKEN_SLOTS=triton.next_power_of_2(tokens),
             LANE=load_lane(self._weight),
-            TILE=_TILE,
-            num_warps=_TILE.num_warps,
+            TILE=ROUTER_TILE,
+            num_warps=ROUTER_TILE.num_warps,
             **overlap_options(hidden.device),
         )
         return logits, weights, indices, next_logits
@@ -208,6 +208,17 @@ def chosen_of(
     else:
         total = tl.sum(tl.exp(loaded - peak), 0)
     return shares / total, index
+
+
+@triton.jit
+def is_last_of(programs_done, NUM_PROGRAMS: tl.constexpr):
+    """Whether all others of NUM_PROGRAMS, each of which asks once, have written what they had to; it then
+    sees that. Whoever is the last makes the count ready for the next launch."""
+    tl.debug_barrier()  # all threads have written before one of them says so
+    is_last = tl.atomic_add(programs_done, 1, sem="acq_rel") == NUM_PROGRAMS - 1
+    if is_last:
+        tl.store(programs_done, 0)
+    return is_last
 
 
 @triton.jit
@@ -312,10 +323,7 @@ def _route_hidden(
             hidden, weight, bias, logits, experts, HAS_BIAS,
             HIDDEN, EXPERTS, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS,
         )  # fmt: skip
-        tl.debug_barrier()  # all threads have written before one of them says so
-        is_last = tl.atomic_add(programs_done, 1, sem="acq_rel") == NUM_PROGRAMS - 1
-        if is_last:
-            tl.store(programs_done, 0)
+        if is_last_of(programs_done, NUM_PROGRAMS):
             for token in tl.range(0, TOKENS):
                 _choose(
                     logits + token * EXPERTS,

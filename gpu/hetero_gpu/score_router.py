@@ -24,13 +24,10 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.linear import LinearTile, linear, load_lane, store_products
+from hetero_gpu.linear import linear, load_lane, store_products
 from hetero_gpu.overlap import meet, overlap_options
-from hetero_gpu.router import MOST_EXPERTS, MOST_TOKENS, best_of
+from hetero_gpu.router import MOST_EXPERTS, MOST_TOKENS, ROUTER_TILE, best_of, is_last_of
 from hetero_gpu.weigh import WeightRule, shares_of, weigh, weigh_reference
-
-_TILE = LinearTile(1, 2048, 4)
-"""As in `router`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class ScoreRouter:
         routers = [self] if following is None else [self, following]
         shape = (len(hidden), self._form.experts)
         said = [router._room(hidden.new_empty(shape, dtype=router._dtype)) for router in routers]
-        num_programs = triton.cdiv(self._form.experts, _TILE.rows)
+        num_programs = triton.cdiv(self._form.experts, ROUTER_TILE.rows)
         parts = [
             _Part(router._weight, router._correction, scored, router._programs_done)
             for router, scored in zip(routers, said, strict=True)
@@ -132,8 +129,8 @@ class ScoreRouter:
             TOKENS=len(hidden),
             TOKEN_SLOTS=triton.next_power_of_2(len(hidden)),
             LANE=load_lane(self._weight),
-            TILE=_TILE,
-            num_warps=_TILE.num_warps,
+            TILE=ROUTER_TILE,
+            num_warps=ROUTER_TILE.num_warps,
             **overlap_options(hidden.device),
         )
         return said[0], said[-1]
@@ -226,10 +223,7 @@ def _share(
         hidden, part.weight, part.weight, part.scored.logits, experts, False,
         HIDDEN, FORM.experts, TOKENS, TOKEN_SLOTS, LANE, TILE, OVERLAPS,
     )  # fmt: skip
-    tl.debug_barrier()  # all threads have written before one of them says so
-    is_last = tl.atomic_add(part.programs_done, 1, sem="acq_rel") == NUM_PROGRAMS - 1
-    if is_last:
-        tl.store(part.programs_done, 0)
+    if is_last_of(part.programs_done, NUM_PROGRAMS):
         for token in tl.range(0, TOKENS):
             _score(token, part.correction, part.scored, FORM)
 

@@ -206,8 +206,9 @@ class Trials(Generic[T]):
 
     def _end_race(self, best: int) -> None:
         self._racing, self._watched = [], _Times()
-        self._promised |= {number: self._step_s(number) for number in self._times}
-        self.step_s = {self._choices[number]: self._step_s(number) for number in self._times}
+        raced = {number: self._step_s(number) for number in self._times}
+        self._promised |= raced
+        self.step_s = {self._choices[number]: seconds for number, seconds in raced.items()}
         kept = self._kept
         if kept is not None and self._step_s(best) > (1 - HYSTERESIS) * self._step_s(kept):
             best = kept

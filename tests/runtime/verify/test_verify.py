@@ -78,33 +78,18 @@ def test_captured_steps_are_what_is_verified_where_they_serve(
 
 
 def _captured(tmp_path: Path) -> Planned:
-    folder = build_checkpoint("Qwen3Moe", tmp_path)
-    return plan_for(
-        load_config(
-            {
-                "model": {"path": str(folder)},
-                "device": "cpu",
-                "memory": {"residency": 0.25},
-                "execution": {"mode": "graph", "max_rows": 1, "max_length": 128},
-            }
-        )
-    )
+    return _planned(tmp_path, execution={"mode": "graph", "max_rows": 1, "max_length": 128})
 
 
 def _in_place(tmp_path: Path) -> Planned:
+    given = {"misses": {"handler": "cpu"}, "cpu": {"backend": "torch"}}
+    return _planned(tmp_path, **given, execution={"max_length": 256})
+
+
+def _planned(tmp_path: Path, **sections: dict[str, Any]) -> Planned:
     folder = build_checkpoint("Qwen3Moe", tmp_path)
-    return plan_for(
-        load_config(
-            {
-                "model": {"path": str(folder)},
-                "device": "cpu",
-                "memory": {"residency": 0.25},
-                "misses": {"handler": "cpu"},
-                "cpu": {"backend": "torch"},
-                "execution": {"max_length": 256},
-            }
-        )
-    )
+    given = {"model": {"path": str(folder)}, "device": "cpu", "memory": {"residency": 0.25}}
+    return plan_for(load_config({**given, **sections}))
 
 
 def test_experts_on_the_cpu_agree_up_to_rounding(tmp_path: Path) -> None:
