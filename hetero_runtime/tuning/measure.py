@@ -108,15 +108,17 @@ def _plan(candidate: Candidate) -> ResolvedConfig | HeteroError:
 
 
 def _run(parts: Parts, exact: _Run | None) -> _Run:
-    """Read the prompt, then the text of `exact`, or write one at temperature 1."""
+    """Read the prompt, then the text of `exact`, or write one at temperature 1. A short row takes less of both."""
     run, began_s = _Run([], torch.empty(0), []), time.perf_counter()
     said: list[torch.Tensor] = []
-    prompt = torch.tensor(parts.tokenizer(PROMPT)["input_ids"], device=parts.device)
+    room = parts.config.execution.max_length
+    prompt = torch.tensor(parts.tokenizer(PROMPT)["input_ids"][: (room + 1) // 2], device=parts.device)
+    num_written = min(NUM_WARM + NUM_TIMED, max(1, room - len(prompt)))
     with parts.sequences.open() as sequence:
         with parts.orchestrator.pass_(Phase.PREFILL, checkpoint=_go_on):
             logits = sequence.extend(prompt)
         sampler = make_sampler(SamplingParams(temperature=1.0, seed=0), len(logits), parts.device)
-        for step in range(NUM_WARM + NUM_TIMED if exact is None else len(exact.ids)):
+        for step in range(num_written if exact is None else len(exact.ids)):
             run.ids.append(sampler.sample(logits, run.ids) if exact is None else exact.ids[step])
             token_began_s = time.perf_counter()
             with parts.orchestrator.pass_(Phase.DECODE, checkpoint=_go_on):

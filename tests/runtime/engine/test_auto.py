@@ -136,12 +136,13 @@ def test_a_runs_divergence_is_none_where_routing_is_exact_and_some_where_it_is_n
 def test_captured_steps_are_tried_like_any_other(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what trying them counted on the device is not the engine's."""
+    """In rows too short for the text that all are to read; and what trying them counted on the device is not
+    the engine's."""
     steps_on_cpu(monkeypatch)
     monkeypatch.setattr(measure, "NUM_WARM", 1)
     monkeypatch.setattr(measure, "NUM_TIMED", 2)
     ran = preferring("lfru", monkeypatch)
-    execution = {"mode": "graph", "max_rows": 1, "max_length": 128}
+    execution = {"mode": "graph", "max_rows": 1, "max_length": len(PROMPTS[0]) + 3}
     given = {"misses": {"handler": "load"}, "prefetch": {"schedule": "popularity"}}
     with Engine.load(checkpoint("Qwen3Moe"), **{**SETTINGS, "execution": execution}, **given) as engine:
         assert ran == ["lru", "lfru"]
