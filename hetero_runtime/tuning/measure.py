@@ -108,7 +108,7 @@ def _plan(candidate: Candidate) -> ResolvedConfig | HeteroError:
 
 
 def _run(parts: Parts, exact: _Run | None) -> _Run:
-    """Read the prompt, then the text of `exact`, or write one at temperature 1. A short row takes less of both."""
+    """Read the prompt, then the text of `exact`, or write one at temperature 1; less where a row is short."""
     run, began_s = _Run([], torch.empty(0), []), time.perf_counter()
     said: list[torch.Tensor] = []
     room = parts.config.execution.max_length

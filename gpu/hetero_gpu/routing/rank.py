@@ -52,8 +52,11 @@ def best_by_router(biased, order, place, is_done, experts, EXPERT_BLOCK: tl.cons
     `biased` and `order`: the orders of the scores with and without what residency adds.
     """
     is_best = (is_done == 0) & (biased == tl.max(tl.where(is_done, _LEAST, biased), axis=0))
-    is_best = is_best & (order == tl.max(tl.where(is_best, order, _LEAST), axis=0))
-    ranked = tl.min(tl.where(is_best, place * EXPERT_BLOCK + experts, _MOST), axis=0)
+    ranking = place * EXPERT_BLOCK + experts
+    ranked = tl.min(tl.where(is_best, ranking, _MOST), axis=0)
+    if tl.sum(is_best.to(tl.int32), axis=0) > 1:  # seldom, and else one reduction less to wait for
+        is_best = is_best & (order == tl.max(tl.where(is_best, order, _LEAST), axis=0))
+        ranked = tl.min(tl.where(is_best, ranking, _MOST), axis=0)
     return tl.where(ranked == _MOST, EXPERT_BLOCK, ranked % EXPERT_BLOCK)
 
 

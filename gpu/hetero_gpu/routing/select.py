@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.routing.caches import COUNTERS
-from hetero_gpu.routing.rank import any_of, best_by_router, first, least, order_of, step_priority
+from hetero_gpu.routing.rank import best_by_router, first, least, order_of, step_priority
 from hetero_scheduler.routing.scan import FAST_DECAY, FAST_GAIN, SLOW_DECAY, SLOW_GAIN
 
 _FAST_GAIN, _FAST_DECAY = tl.constexpr(float(FAST_GAIN)), tl.constexpr(float(FAST_DECAY))
@@ -88,12 +88,10 @@ def select_row(row, layer, scores, own, tokens, active, experts_out, state, tabl
             is_chosen = tl.where(is_guessed, is_guess, is_own)
 
         # ---- say: the router's own first, in their order, then the others from the best on
-        num_kept = 0
-        for k in tl.static_range(TOP_K):
-            expert = tl.load(own_of_row + k).to(tl.int32)
-            if any_of(is_chosen & (experts == expert)):
-                tl.store(out_of_row + num_kept, expert)
-                num_kept += 1
+        num_kept = tl.sum((is_own & is_chosen).to(tl.int32), axis=0)
+        kept_places = tl.sum(tl.where(is_own & is_chosen, 1 << place, 0), axis=0)  # a bit each
+        is_kept = (kept_places >> places) & 1
+        tl.store(out_of_row + tl.cumsum(is_kept, axis=0) - is_kept, own_experts, mask=is_kept != 0)
         is_done, num_said = (is_chosen == 0) | is_own, num_kept
         while num_said < TOP_K:
             expert = best_by_router(order, order, place, is_done, experts, EXPERT_BLOCK)
