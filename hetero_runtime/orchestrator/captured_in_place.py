@@ -113,7 +113,7 @@ class CapturedInPlace:
     @property
     def is_outdated(self) -> bool:
         """The step that is captured asks the CPU, which was given up since."""
-        return self._is_asking and self._is_lost
+        return self._is_asking and self._is_lost and not self._is_closing
 
     def begin_pass(self) -> None:
         """Put another thread in the place of one that died, which waits for the device; give the device the

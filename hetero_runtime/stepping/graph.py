@@ -65,14 +65,15 @@ class GraphStepper(Stepper):
     @contextmanager
     def open(self, request: Request, checkpoint: Checkpoint) -> Iterator[Tokens]:
         with self._passes.turns.take():
-            self._sweep()
-            if not self._rows and self._passes.orchestrator.is_outdated:
-                self._sequences.capture_again()
+            self._renew()
             row = self._sequences.take_row()
         try:
             yield GraphTokens(self, row, request, checkpoint=checkpoint)
         finally:
             self._left.append(row)  # without a turn: an abandoned stream may end inside another's
+        if self._passes.orchestrator.is_outdated:  # now, when nobody waits for this row's next token
+            with self._passes.turns.take():
+                self._renew()
 
     def run_prompt(self, tokens: GraphTokens, images: dict[str, torch.Tensor]) -> None:
         """Prefill; gives `tokens` the first one, or UNSOUND. Takes the turn."""
@@ -149,6 +150,12 @@ class GraphStepper(Stepper):
         self._under_way.clear()
         for tokens in self._rows.values():
             tokens.put([error])
+
+    def _renew(self) -> None:
+        """Sweep; capture a step that is outdated anew, if no row has a text."""
+        self._sweep()
+        if not self._rows and self._passes.orchestrator.is_outdated:
+            self._sequences.capture_again()
 
     def _sweep(self) -> None:
         """Empty the rows of requests that have left. What is under way for them is said to nobody."""

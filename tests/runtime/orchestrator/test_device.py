@@ -355,6 +355,17 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
     assert run.orchestrator.device_in_place_stats() == computed
 
 
+def test_nothing_is_captured_anew_once_the_engine_is_closed(start: Callable[..., InPlaceRun]) -> None:
+    run = start("Mixtral", "by cost")
+    trials = run.in_place.trials
+    assert trials is not None
+    while not trials.is_lost:
+        run.orchestrator.observe_steps(4, 4 * (1 + trials.choice))
+    assert run.orchestrator.is_outdated
+    run.orchestrator.close()
+    assert not run.orchestrator.is_outdated
+
+
 def test_what_is_captured_does_not_count(start: Callable[..., InPlaceRun]) -> None:
     run = start("Mixtral", "cpu")
     run.tokens()

@@ -286,19 +286,45 @@ def test_the_orchestrator_hears_what_steps_took(served: Served) -> None:
     assert all(seconds > 0 for _, seconds in laps)
 
 
-def test_an_outdated_step_is_captured_anew_before_a_text_that_is_alone(
-    served: Served, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[int] = []
+@pytest.fixture
+def captured(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by a word when steps are captured anew, after which they are not outdated."""
+    said: list[str] = []
     capture = served.sequences.capture_again
-    monkeypatch.setattr(served.sequences, "capture_again", lambda: (capture(), captured.append(1)))
+
+    def capture_again() -> None:
+        capture()
+        said.append("captured")
+        monkeypatch.setattr(Experts, "is_outdated", False)
+
+    monkeypatch.setattr(served.sequences, "capture_again", capture_again)
+    return said
+
+
+def test_an_outdated_step_is_captured_anew_when_the_last_text_ends(
+    served: Served, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, captured: list[str]
+) -> None:
     with served.open(PROMPTS[1]) as beside:
         beside.first({})
         monkeypatch.setattr(Experts, "is_outdated", True)
         assert served.answer(PROMPTS[0]) == expected[0]
-    assert not captured  # somebody's text was in a row
+        assert not captured  # somebody's text is in a row
+    assert captured == ["captured"]  # and the next first token does not wait for that
     assert served.answer(PROMPTS[0]) == expected[0]
-    assert captured == [1]
-    monkeypatch.setattr(Experts, "is_outdated", False)
-    assert served.answer(PROMPTS[1]) == expected[1]
-    assert captured == [1]
+    assert captured == ["captured"]
+
+
+def test_a_text_after_an_abandoned_one_captures_the_outdated_step(
+    served: Served, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, captured: list[str]
+) -> None:
+    def stream() -> Iterator[int]:
+        with served.open(PROMPTS[1]) as tokens:
+            yield tokens.first({})
+
+    abandoned = stream()
+    next(abandoned)
+    monkeypatch.setattr(Experts, "is_outdated", True)
+    abandoned.close()
+    assert not captured  # this may have been inside another's turn
+    assert served.answer(PROMPTS[0]) == expected[0]
+    assert captured == ["captured"]
