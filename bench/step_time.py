@@ -20,7 +20,7 @@ from typing import NamedTuple
 KINDS = {
     "small": ("at::native", "Memcpy DtoD", "Memcpy DtoH", "Memset", "_norm_rows", "_route_"),
     "experts": ("up_kernel", "down_kernel", "sum_kernel"),
-    "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append"),
+    "attention": ("_attend_split", "_reduce_splits", "_rotate_head", "_append", "_expand_head"),
     "products": ("nvjet", "gemm", "gemv", "cutlass", "splitK", "cublas", "_linear_"),
     "predictor": ("_forecast_kernel", "_token_kernel", "_router_kernel"),
     "tables": (

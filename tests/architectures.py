@@ -64,11 +64,11 @@ _ROUTED: dict[str, Any] = {
 _LOCAL: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}
 
 
-def _config(name: str, *parts: dict[str, Any], **own: Any) -> Callable[[], transformers.PretrainedConfig]:
+def _config(name: str, *parts: dict[str, Any], **own: Any) -> Callable[..., transformers.PretrainedConfig]:
     fields: dict[str, Any] = dict(_SHAPE)
     for part in (*parts, own):
         fields.update(part)
-    return lambda: getattr(transformers, f"{name}Config")(**fields)
+    return lambda **changes: getattr(transformers, f"{name}Config")(**fields | changes)
 
 
 def _qwen3_vl_config() -> transformers.PretrainedConfig:
@@ -98,7 +98,7 @@ def _qwen3_vl_config() -> transformers.PretrainedConfig:
 
 
 _QWEN3 = _config("Qwen3Moe", _GROUPED_HEADS, _EXPERTS, intermediate_size=96, norm_topk_prob=True)
-_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+_CONFIGS: dict[str, Callable[..., transformers.PretrainedConfig]] = {
     # top-k weights not renormalised
     "Olmoe": _config(
         "Olmoe", num_experts=16, num_experts_per_tok=4, intermediate_size=32, num_key_value_heads=2
@@ -202,13 +202,16 @@ _FP8_BLOCK = 16
 _PIXELS = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
 
 
-def build_checkpoint(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+def build_checkpoint(
+    name: str, folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> Path:
     """Write the tiny checkpoint `name`, with its tokenizer, into `folder` and return it.
 
-    The same name, dtype and seed give the same bytes. `dtype` is that of the weights on disk; the
-    quantised architectures keep their experts in their own format and the rest in `dtype`.
+    The same arguments give the same bytes. `dtype` is that of the weights on disk; the quantised
+    architectures keep their experts in their own format and the rest in `dtype`. `changes`: fields of its
+    configuration that differ.
     """
-    config = _CONFIGS[name]()
+    config = _CONFIGS[name](**changes)
     auto = _auto_class(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

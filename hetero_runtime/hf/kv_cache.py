@@ -106,13 +106,10 @@ class StepLayer(_BufferLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[rows, kv_heads, 1, size]` at the positions; returns the rows' whole buffers, for latent
-        layers (latent ‖ rotary, latent)."""
+        """Write `[rows, kv_heads, 1, size]` at the positions; returns the rows' whole buffers, `attended`."""
         self._buffers.ensure(key_states, value_states)
         append_kv((key_states, value_states), self.buffers, self.positions)
-        keys, values = self.buffers
-        both = self._buffers.both
-        return (keys, values) if both is None else (self._rows_of(both), keys)
+        return self.attended
 
     @property
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,6 +117,13 @@ class StepLayer(_BufferLayer):
         keys, values = self._buffers.keys, self._buffers.values
         assert keys is not None and values is not None, "a step before any prefill"
         return self._rows_of(keys), self._rows_of(values)
+
+    @property
+    def attended(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a step attends over: `buffers`, for latent layers (latent ‖ rotary, latent)."""
+        keys, values = self.buffers
+        both = self._buffers.both
+        return (keys, values) if both is None else (self._rows_of(both), keys)
 
     def _rows_of(self, buffer: torch.Tensor) -> torch.Tensor:
         num_rows = len(self.positions)

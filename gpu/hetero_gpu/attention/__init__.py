@@ -3,6 +3,8 @@
 decode   one query token a row, split-K kernel: time grows with the tokens present
 append   writes one token's keys and values at each row's position
 rotate   head norms, rotary embedding and that write in one launch
+fold     latent attention: the same, with keys' expansion moved to the query
+expand   latent attention: what was attended to, expanded to values
 prefill  many query tokens of one row, in torch
 
 Devices without Triton (CPU) compute with `reference`.
@@ -12,15 +14,19 @@ from __future__ import annotations
 
 import torch
 
-from hetero_gpu.attention.base import AttentionForm, HeadNorms, Rotation
+from hetero_gpu.attention.base import AttentionForm, HeadNorms, LatentNorm, PairRotation, Rotation
 from hetero_gpu.attention.prefill import prefill_attention
 
 __all__ = [
     "AttentionForm",
     "HeadNorms",
+    "LatentNorm",
+    "PairRotation",
     "Rotation",
     "append_kv",
     "decode_attention",
+    "expand_latent",
+    "fold_append",
     "prefill_attention",
     "rotate_append",
 ]
@@ -85,3 +91,39 @@ def rotate_append(
     else:
         from hetero_gpu.attention.rotate import rotate_append_kernel as implementation
     return implementation(projected, cache, positions, rotation=rotation, norms=norms)
+
+
+def fold_append(
+    new: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    *,
+    weight: torch.Tensor,
+    rotation: PairRotation,
+    norm: LatentNorm,
+) -> torch.Tensor:
+    """Norm the latent, rotate it and the query, write it at `positions`, return the query over latents.
+
+    `new`: query `[rows, heads · (nope + rotary)]` and latent `[rows, rank + rotary]` of one token a row.
+    `cache`: latents `[rows, 1, max_length, rank]` and rotated keys `[rows, 1, max_length, rotary]`; a
+    position at or beyond max_length writes nothing. `weight` `[heads, nope, rank]`: what expands latents to
+    keys. Returns `[rows, heads, rank + rotary]`. On a GPU no host synchronisation, and the weight may be read
+    while the kernel that was launched just before still runs, so that one may not write it.
+    """
+    if positions.device.type == "cpu":
+        from hetero_gpu.attention.reference import fold_append_reference as implementation
+    else:
+        from hetero_gpu.attention.fold import fold_append_kernel as implementation
+    return implementation(new, cache, positions, weight=weight, rotation=rotation, norm=norm)
+
+
+def expand_latent(latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What each head attended to, `latent` `[rows, heads, rank]`, by `weight` `[heads, value, rank]`.
+
+    Returns `[rows, heads · value]`, heads side by side. On a GPU as for `fold_append`.
+    """
+    if latent.device.type == "cpu":
+        from hetero_gpu.attention.reference import expand_latent_reference as implementation
+    else:
+        from hetero_gpu.attention.expand import expand_latent_kernel as implementation
+    return implementation(latent, weight)

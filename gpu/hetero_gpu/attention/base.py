@@ -33,3 +33,23 @@ class HeadNorms(NamedTuple):
     eps: float
     adds_one: bool
     rounds_first: bool
+
+
+class PairRotation(NamedTuple):
+    """Rotary embedding of all elements of a vector, two and two. `cos` and `sin` `[rows or 1, pairs or
+    more]`: one value a pair, those behind do not count. `reads_pairs`: a pair stands side by side in the
+    input, not half the size apart; `writes_pairs`: the same in the output."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    reads_pairs: bool
+    writes_pairs: bool
+
+
+class LatentNorm(NamedTuple):
+    """The RMS norm of a latent vector, `weight` `[rank]`; details as in `norms.NormForm`."""
+
+    weight: torch.Tensor
+    eps: float
+    adds_one: bool
+    rounds_first: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hetero_gpu.attention.base import AttentionForm, HeadNorms, Rotation
+from hetero_gpu.attention.base import AttentionForm, HeadNorms, LatentNorm, PairRotation, Rotation
 
 
 def decode_attention_reference(
@@ -66,7 +66,46 @@ def rotate_append_reference(
     return query
 
 
-def _norm(heads: torch.Tensor, weight: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
+def fold_append_reference(
+    new: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    *,
+    weight: torch.Tensor,
+    rotation: PairRotation,
+    norm: LatentNorm,
+) -> torch.Tensor:
+    """See `hetero_gpu.attention.fold_append`."""
+    (query, latent), (heads, nope, rank) = new, weight.shape
+    query = query.unflatten(1, (heads, -1))  # [rows, heads, nope + rotary]
+    kept = _norm(latent[:, None, :rank], norm.weight, norm)
+    rotary = _rotate_pairs(latent[:, None, rank:], rotation)
+    append_kv_reference((kept[:, :, None], rotary[:, :, None]), cache, positions)
+    folded = torch.einsum("rhn,hnk->rhk", query[..., :nope].float(), weight.float()).to(query.dtype)
+    return torch.cat([folded, _rotate_pairs(query[..., nope:], rotation)], dim=-1)
+
+
+def expand_latent_reference(latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """See `hetero_gpu.attention.expand_latent`."""
+    expanded = torch.einsum("rhk,hvk->rhv", latent.float(), weight.float())
+    return expanded.flatten(1).to(latent.dtype)
+
+
+def _rotate_pairs(heads: torch.Tensor, rotation: PairRotation) -> torch.Tensor:
+    """`heads` `[rows, heads, size]`; products have the type that multiplication by the tables gives."""
+    num_pairs = heads.shape[-1] // 2
+    cos, sin = (table[:, None, :num_pairs] for table in (rotation.cos, rotation.sin))
+    if rotation.reads_pairs:
+        first, second = heads[..., ::2], heads[..., 1::2]
+    else:
+        first, second = heads.chunk(2, dim=-1)
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin])
+    if rotation.writes_pairs:
+        return turned.movedim(0, -1).flatten(-2).to(heads.dtype)
+    return torch.cat(list(turned), dim=-1).to(heads.dtype)
+
+
+def _norm(heads: torch.Tensor, weight: torch.Tensor, norms: HeadNorms | LatentNorm) -> torch.Tensor:
     normed = heads.float() * torch.rsqrt(heads.float().pow(2).mean(-1, keepdim=True) + norms.eps)
     if norms.rounds_first:
         normed = normed.to(heads.dtype).float()
