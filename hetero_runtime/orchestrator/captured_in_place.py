@@ -6,10 +6,11 @@
 
 How many of a layer's misses go to the CPU is a table of the host; which ones, the device decides. A policy
 that splits by cost is not asked for the table: shares are tried in turn, and the time of whole steps decides
-(`hetero_scheduler.trials`). Whatever the share, a layer loads one of its misses every few tokens: if
-the CPU computed them all, the slabs would keep what lay there at the beginning, of which a text needs less
-and less, and a share would look better in its trial than it is later. Where no share helps, the log says so
-once, and a step that is captured anew asks nobody any more.
+(`hetero_scheduler.trials`). Whatever the share, a layer loads one of its misses every few tokens, or the
+slabs would keep what lay there at the beginning, of which a text needs less and less. A share of 1 alone
+loads nothing: where the CPU is that much faster than the link it is the best while texts are short, and as
+whoever is kept is still timed, it goes when it no longer is. Where no share helps, the log says so once, and
+a step that is captured anew asks nobody any more.
 
 The device waits within bounds: a thread that died or hangs makes an error of the pass, and no hung device.
 What a backend raised is raised after the pass. A thread that died is told of once, with the first thing that
@@ -122,7 +123,7 @@ class CapturedInPlace:
             self.finish()
         if self.trials is not None and self.trials.choice != self._share:
             self._share = self.trials.choice
-            self._write_table(FixedShare(self._share), turns_to_load=1)
+            self._write_table(FixedShare(self._share), turns_to_load=int(self._share < 1))
 
     def observe_steps(self, num_steps: int, seconds: float) -> None:
         """So many steps took the device so long; in the order of the steps."""

@@ -56,7 +56,8 @@ def test_no_case_is_begun_after_its_time(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_even_case_has_a_row_of_its_own() -> None:
     far, near = Speeds("int8", 0.25, 10.0, 30.0, 33.0), Speeds("checkpoint", 0.25, 10.0, 9.0, 14.0)
-    rows = {row.id: row for row in rows_of([far, near], "a note")}
+    more_resident = Speeds("checkpoint", 0.45, 10.0, 10.0, 12.0)
+    rows = {row.id: row for row in rows_of([far, near, more_resident], "a note")}
     assert rows["cpu.hybrid_over_best"].value == 1.1
     assert rows["cpu.hybrid_over_best_balanced"].value == 1.4
     assert "load 10, cpu 9, hybrid 14" in str(rows["cpu.hybrid_over_best_balanced"].reference)

@@ -333,6 +333,8 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
         run.in_place.begin_pass()
         tables[trials.choice] = run.in_place._division.number_of.T.tolist()
         run.orchestrator.observe_steps(4, 4 * (1 + trials.choice))
+    all_in_place = tables.pop(1.0)
+    assert all_in_place == [[0, 1, 2]] * TURNS
     one_is_loaded = {share: columns.pop(0) for share, columns in tables.items()}
     assert one_is_loaded == {share: [0, 0, int(share > 0.2)] for share in one_is_loaded}
     by_share = {
@@ -341,7 +343,6 @@ def test_shares_are_tried_and_a_cpu_that_loses_is_asked_no_more(
         0.35: [0, 0, 1],
         0.5: [0, 1, 1],
         0.7: [0, 1, 1],
-        1.0: [0, 1, 2],
     }
     assert tables == {share: [numbers] * (TURNS - 1) for share, numbers in by_share.items()}
     run.orchestrator.observe_steps(4, 1.0)
