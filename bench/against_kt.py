@@ -12,8 +12,8 @@ of 128 by 128; int8 by rows, which kt-kernel quantises itself from bfloat16; int
                                                    another name, on the path; prints rows, writes no file
                                --formats bf16 fp8 --tokens 1 256    so many of both
 
-Without kt-kernel a result is written too, and the exit status is not 0. What C code prints goes to standard
-error.
+Some 100 s on 16 cores. Rows are written after each format, so a run that is killed keeps them. Without
+kt-kernel a result is written too, and the exit status is not 0. What C code prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 
 from bench.cpu_expert_records import Bytes, Floats, layer_reference, make_form, random_record, relative_error
 from bench.cpu_experts import FORMATS, HIDDEN, INTERMEDIATE, TOP_K, Bank, against_torch, one_token
-from bench.harness import ResultFile, Row, attempt
+from bench.harness import RESULTS, ResultFile, Row, attempt
 from hetero_cpu_kernels.experts import CpuExperts, ExpertForm, Routing
 from hetero_cpu_kernels.ktransformers import CallMemory, KtLayer, KtPool
 from hetero_cpu_kernels.ktransformers.library import quiet
@@ -197,10 +197,9 @@ def compare_format(name: str, pool: WorkerPool, their_pool: KtPool) -> list[Row]
     return compare(layer, ours, their_side(copy, their_pool))
 
 
-def against_kt(cpus: tuple[int, ...]) -> list[Row]:
-    """All formats, one after another: two copies of a layer are in memory at a time."""
+def against_kt(cpus: tuple[int, ...], rows: list[Row], save: Callable[[], object]) -> None:
+    """Add the rows of all formats, one after another: two copies of a layer are in memory at a time."""
     torch.set_num_threads(1)
-    rows: list[Row] = []
     their_pool = KtPool(cpus)
     everywhere = os.sched_getaffinity(0)
     with WorkerPool(cpus) as pool:
@@ -209,9 +208,9 @@ def against_kt(cpus: tuple[int, ...]) -> list[Row]:
             rows += (
                 attempt(f"{name} against kt-kernel", partial(compare_format, name, pool, their_pool)) or []
             )
+            save()
         os.sched_setaffinity(0, everywhere)
     their_pool.close()
-    return rows
 
 
 def against_older(package: str, cpus: tuple[int, ...], options: argparse.Namespace) -> None:
@@ -241,6 +240,12 @@ def alone(cpus: tuple[int, ...]) -> list[Row]:
     return rows
 
 
+def save(rows: Sequence[Row], folder: Path) -> None:
+    """What is known so far, if anything is."""
+    if rows:
+        ResultFile.of("against_kt", rows).save(folder)
+
+
 def main() -> int:
     """Measure, write, return how many formats were not compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -251,6 +256,7 @@ def main() -> int:
     parser.add_argument("--older", metavar="PACKAGE", help="compare with it instead")
     parser.add_argument("--formats", nargs="+", choices=COMPARED, default=COMPARED, help="with --older")
     parser.add_argument("--tokens", nargs="+", type=int, choices=CALLS, default=tuple(CALLS), help="the same")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     options = parser.parse_args()
     if options.kt_site:
         sys.path.append(str(options.kt_site))
@@ -261,9 +267,9 @@ def main() -> int:
     with quiet():
         rows = attempt("our kernels alone", lambda: alone(place_workers(topology, len(topology.cores)))) or []
         workers = place_workers(topology, options.threads)
-        rows += attempt("the comparison", lambda: against_kt(workers)) or []
+        attempt("the comparison", lambda: against_kt(workers, rows, lambda: save(rows, options.results)))
     if rows:
-        ResultFile.write("against_kt", rows)
+        ResultFile.write("against_kt", rows, folder=options.results)
     missing = len(COMPARED) - sum(row.id.startswith("cpu.vs_kt_q1_") for row in rows)
     if missing:
         print(

@@ -10,6 +10,7 @@ import torch
 
 from bench import against_kt
 from bench.against_kt import Call, Layer, Side, compare
+from bench.harness import Row
 from bench.cpu_expert_records import layer_reference
 
 
@@ -68,3 +69,31 @@ def test_older_kernels_take_the_place_of_kt_kernel(capsys: pytest.CaptureFixture
     against_kt.against_older("hetero_cpu_kernels", (0,), options)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("cpu.vs_older_q5_int8 ") and "hetero_cpu_kernels, same run" in line
+
+
+class NoPool:
+    """In the place of kt-kernel's."""
+
+    def __init__(self, cpus: tuple[int, ...]) -> None:
+        self.spare_cpus = set(cpus)
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_are_written_after_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_row(name: str, *_pools: object) -> list[Row]:
+        if name == "int8":
+            raise ValueError("no such kernel")
+        return [Row(id=name, value=1.0, unit="times faster")]
+
+    monkeypatch.setattr(against_kt, "KtPool", NoPool)
+    monkeypatch.setattr(against_kt, "compare_format", one_row)
+    rows, written = [Row(id="alone", value=1.0, unit="ratio")], list[list[str]]()
+    against_kt.against_kt((0,), rows, lambda: written.append([row.id for row in rows]))
+    assert written == [
+        ["alone", "bf16"],
+        ["alone", "bf16"],
+        ["alone", "bf16", "fp8"],
+        ["alone", "bf16", "fp8", "int4"],
+    ]
