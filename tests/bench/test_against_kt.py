@@ -10,8 +10,8 @@ import torch
 
 from bench import against_kt
 from bench.against_kt import Call, Layer, Side, compare
-from bench.harness import Row
 from bench.cpu_expert_records import layer_reference
+from bench.harness import Row
 
 
 @pytest.fixture(autouse=True)
@@ -85,15 +85,15 @@ def test_rows_are_written_after_each_format(monkeypatch: pytest.MonkeyPatch) -> 
     def one_row(name: str, *_pools: object) -> list[Row]:
         if name == "int8":
             raise ValueError("no such kernel")
-        return [Row(id=name, value=1.0, unit="times faster")]
+        return [Row(id=f"kt.{name}", value=1.0, unit="times faster")]
 
     monkeypatch.setattr(against_kt, "KtPool", NoPool)
     monkeypatch.setattr(against_kt, "compare_format", one_row)
-    rows, written = [Row(id="alone", value=1.0, unit="ratio")], list[list[str]]()
+    rows, written = [Row(id="kt.alone", value=1.0, unit="ratio")], list[list[str]]()
     against_kt.against_kt((0,), rows, lambda: written.append([row.id for row in rows]))
     assert written == [
-        ["alone", "bf16"],
-        ["alone", "bf16"],
-        ["alone", "bf16", "fp8"],
-        ["alone", "bf16", "fp8", "int4"],
+        ["kt.alone", "kt.bf16"],
+        ["kt.alone", "kt.bf16"],
+        ["kt.alone", "kt.bf16", "kt.fp8"],
+        ["kt.alone", "kt.bf16", "kt.fp8", "kt.int4"],
     ]
