@@ -50,9 +50,9 @@ class Sight:
         kept = self._kept()
         if kept is None:
             is_news, self._is_told = not self._is_told, True
-            return _mean(self._embeddings[self._is_image]) if is_news else None
+            return _mean(self._embeddings, self._is_image) if is_news else None
         self._is_cut = True
-        return _mean(self._embeddings[kept][self._is_image[kept]])
+        return _mean(self._embeddings[kept], self._is_image[kept])
 
 
 def make_sight(model: Any, compressor: Compressor | None) -> Sight:
@@ -69,6 +69,8 @@ def make_sight(model: Any, compressor: Compressor | None) -> Sight:
     return sight
 
 
-def _mean(embeddings: torch.Tensor) -> torch.Tensor:
-    """`[n, hidden_size]` to `[hidden_size]`; zeros of nothing."""
-    return embeddings.float().sum(dim=0) / max(1, len(embeddings))
+def _mean(embeddings: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
+    """Of the `embeddings` `[n, hidden_size]` that are an image's, `[hidden_size]`; zeros of nothing. Which
+    they are, the host does not ask."""
+    weights = is_image.float()
+    return weights @ embeddings.float() / weights.sum().clamp_min(1)

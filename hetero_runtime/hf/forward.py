@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
+from hetero_runtime.hf.visual import image_positions
+
 
 class ForwardArguments(NamedTuple):
     """What a model's forward takes, which differs between models and releases of transformers."""
@@ -80,7 +82,7 @@ class SequenceState:
         self._model = model
         self._takes = ForwardArguments.of(model)
         self._kv: Any = None
-        self._position_offset: torch.Tensor | None = None
+        self._position_offset = 0
         self.length = 0
 
     def extend(self, ids: torch.Tensor, images: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -92,14 +94,13 @@ class SequenceState:
     ) -> torch.Tensor:
         """Append `ids`; the logits of the last `num_logits` of them, `[num_logits, vocab]` float32."""
         arguments = self._takes.with_cache(self._kv, num_logits)
-        if images:
-            arguments |= images
+        arguments |= images or {}
+        if images and self._takes.has_image_positions:
+            arguments["position_ids"], self._position_offset = image_positions(self._model, ids, images)
         elif self._takes.has_image_positions:
             arguments["position_ids"] = self._text_positions(ids)
         output = self._model(input_ids=ids[None], **arguments)
         self._kv = output["cache"] if "cache" in output else output["past_key_values"]
-        if images and self._takes.has_image_positions:
-            self._position_offset = self._model.model.rope_deltas.reshape(())
         self.length += len(ids)
         logits: torch.Tensor = output.logits[0, -num_logits:].float()
         return logits
@@ -107,9 +108,7 @@ class SequenceState:
     def _text_positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Three equal rows (time, height, width). `[3, 1, n]`"""
         positions = torch.arange(self.length, self.length + len(ids), device=ids.device)
-        if self._position_offset is not None:
-            positions = positions + self._position_offset
-        return positions.expand(3, 1, -1)
+        return (positions + self._position_offset).expand(3, 1, -1)
 
 
 @torch.inference_mode()

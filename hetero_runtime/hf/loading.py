@@ -30,6 +30,7 @@ from hetero_runtime.hf.architectures import Architecture, architecture_of
 from hetero_runtime.hf.console import without_bars
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.hooks import IMPLEMENTATION
+from hetero_runtime.hf.visual import read_sizes_on_host
 
 _WARM_UP = modeling_utils.caching_allocator_warmup
 
@@ -80,6 +81,7 @@ def build_skeleton(checkpoint: Checkpoint, *, dtype: str, device: torch.device) 
     experts = expert_modules(model)
     if not experts:
         raise CheckpointError(f"{checkpoint.path}: config.json describes no layer with routed experts")
+    read_sizes_on_host(model)
     return Skeleton(model.eval(), architecture, experts, compute_dtype, quantizer)
 
 

@@ -23,6 +23,7 @@ from hetero_runtime.errors import RequestError
 from hetero_runtime.hf.attention import install, latent_layers, why_not_capturable
 from hetero_runtime.hf.forward import ForwardArguments
 from hetero_runtime.hf.kv_cache import KvCache
+from hetero_runtime.hf.visual import image_positions
 
 
 class PromptCut(Protocol):
@@ -110,14 +111,14 @@ class StaticSequences:
         self._go_on_or_raise(start + len(ids))
         assert images is None or start == 0, "images come with the beginning of a row"
         view = self._cache.row_view(row, partial(self._start_in, row))
-        arguments: dict[str, Any] = images or {}
-        if not images:
+        arguments: dict[str, Any] = dict(images or {})
+        if images and self._takes.has_image_positions:
+            arguments["position_ids"], self._offsets[row] = image_positions(self._model, ids, images)
+        elif not images:
             positions = torch.arange(start, start + len(ids), device=ids.device)[None]
             arguments["position_ids"] = self._position_ids(positions, self._offsets[row])
         with self._cutting(row, ids, images):
             logits = self._forward(ids[None], view, arguments)[0]
-        if images and self._takes.has_image_positions:
-            self._offsets[row] = self._model.model.rope_deltas.reshape(())
         self._cache.keep_states(view, row)
         self._set_length(row, start + len(ids))
         return logits

@@ -24,7 +24,7 @@ from hetero_runtime.generation import SamplingParams, make_sampler
 from hetero_runtime.hf.forward import Sequence
 from hetero_runtime.hf.pass_record import HeardPass, PassRecord, record_passes
 from hetero_runtime.hf.router_hooks import listen_to_routers
-from hetero_runtime.hf.visual import visual_part
+from hetero_runtime.hf.visual import images_on, visual_part
 from hetero_runtime.lookahead.lessons import Lesson
 from hetero_runtime.no_room import no_room_for
 from hetero_runtime.orchestrator import Phase
@@ -162,7 +162,7 @@ class _Listener:
     ) -> torch.Tensor:
         device = self._parts.device
         tokens = torch.tensor(ids, device=device)
-        inputs = None if images is None else {name: part.to(device) for name, part in images.items()}
+        inputs = None if images is None else images_on(device, images)
         looking = nullcontext() if self._sight is None or not inputs else self._sight.during(tokens, inputs)
         with (
             looking,

@@ -9,6 +9,7 @@ import torch
 
 from hetero_runtime.generation import Request, make_sampler
 from hetero_runtime.hf.forward import Sequence, Sequences
+from hetero_runtime.hf.visual import images_on
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.stepping.base import Stepper, Tokens
@@ -52,6 +53,6 @@ class EagerTokens(Tokens):
     ) -> torch.Tensor:
         """Logits `[vocab]` of the last of `ids`."""
         device = self._passes.device
-        inputs = {name: tensor.to(device) for name, tensor in images.items()}
+        inputs = images_on(device, images)
         with self._passes.one(phase, num_tokens=len(ids), checkpoint=self._checkpoint):
             return self._sequence.extend(torch.tensor(ids, device=device), inputs)

@@ -25,6 +25,7 @@ from hetero_runtime.generation import Request
 from hetero_runtime.generation.row_sampler import UNSOUND, RowSampler
 from hetero_runtime.generation.sampling import unsound_logits
 from hetero_runtime.hf.graph_sequences import GraphSequences, StepPlan, Submitted
+from hetero_runtime.hf.visual import images_on
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.passes import Checkpoint, Passes
 from hetero_runtime.stepping.base import Stepper, Tokens
@@ -78,7 +79,7 @@ class GraphStepper(Stepper):
     def run_prompt(self, tokens: GraphTokens, images: dict[str, torch.Tensor]) -> None:
         """Prefill; gives `tokens` the first one, or UNSOUND. Takes the turn."""
         request, device = tokens.request, self._passes.device
-        inputs = {name: tensor.to(device) for name, tensor in images.items()}
+        inputs = images_on(device, images)
         ids = torch.tensor(request.prompt_ids, device=device)
         with self._passes.one(Phase.PREFILL, num_tokens=len(ids), checkpoint=tokens.checkpoint):
             (uniform,) = tokens.draw_uniforms(1)

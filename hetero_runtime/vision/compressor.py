@@ -143,8 +143,11 @@ class Compressor:
 
 def _count(prompt: _Prompt, prefix: int) -> CompressionStats:
     assert prompt.kept is not None, "the pass ended before its cut"
-    chosen = [layer.cpu().numpy() for layer in prompt.chosen]
-    visual = np.concatenate([positions.cpu().numpy() for positions in prompt.positions])
+    flat = torch.cat([layer.reshape(-1) for layer in prompt.chosen]).cpu().numpy()  # waits once for all
+    ends = np.cumsum([layer.numel() for layer in prompt.chosen])[:-1]
+    top_k = prompt.chosen[0].shape[-1]
+    chosen = [layer.reshape(-1, top_k) for layer in np.split(flat, ends)]
+    visual = torch.cat(prompt.positions).cpu().numpy()
     return CompressionStats(
         prompts=1,
         visual_tokens=len(visual),

@@ -15,6 +15,7 @@ from torch import nn
 
 from hetero_runtime.hf.token_cut import TokenCut
 from hetero_runtime.hf.visual.base import Images, VisualPart
+from hetero_runtime.hf.visual.sizes import add_features_to
 
 
 class Qwen3VLMoePart(VisualPart):
@@ -39,21 +40,7 @@ class Qwen3VLMoePart(VisualPart):
         return list(merged.split(self._num_tokens(images)))
 
     def follow(self, cut: TokenCut) -> None:
-        """transformers adds a layer's features at the places of visual tokens by this method of its own."""
-        add = self._text._deepstack_process
-
-        def add_to_kept(
-            hidden: torch.Tensor, visual_pos_masks: torch.Tensor, visual_embeds: torch.Tensor
-        ) -> torch.Tensor:
-            if cut.kept is not None:
-                is_kept = torch.zeros_like(visual_pos_masks[0])
-                is_kept[cut.kept] = True
-                visual_embeds = visual_embeds[is_kept[visual_pos_masks[0]]]
-                visual_pos_masks = visual_pos_masks[:, cut.kept]
-            added: torch.Tensor = add(hidden, visual_pos_masks, visual_embeds)
-            return added
-
-        self._text._deepstack_process = add_to_kept
+        add_features_to(self._text, kept=lambda: cut.kept)
 
     def _num_tokens(self, images: Images) -> list[int]:
         num_tokens: list[int] = (
