@@ -52,9 +52,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     result has the type of `x`. No host synchronisation. The weight may be read while the kernel that was
     launched just before still runs, so that one may not write it.
     """
-    if x.device.type == "cpu" or not 0 < x.shape[0] <= _FASTER_ROWS or not weight.is_contiguous():
+    if not is_for_kernel(x, weight):
         return functional.linear(x, weight, bias)
     return linear_kernel(x, weight, bias)
+
+
+def is_for_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a product of few rows is faster by the kernel than by torch."""
+    return x.device.type != "cpu" and 0 < x.shape[0] <= _FASTER_ROWS and weight.is_contiguous()
 
 
 def linear_kernel(
@@ -141,6 +146,32 @@ def store_products(
     OVERLAPS: tl.constexpr,
 ):
     """Columns `outputs` of the product `out` `[NUM_ROWS, OUTPUTS]`: the share of one program."""
+    slots = tl.arange(0, ROW_SLOTS)
+    is_row, is_output = slots < NUM_ROWS, outputs < OUTPUTS
+    sums = products(x, weight, outputs, INPUTS, OUTPUTS, NUM_ROWS, ROW_SLOTS, LANE, TILE, OVERLAPS)
+    if HAS_BIAS:
+        sums += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out + slots[:, None] * OUTPUTS + outputs[None, :],
+        sums.to(out.dtype.element_ty),
+        mask=is_row[:, None] & is_output[None, :],
+    )
+
+
+@triton.jit
+def products(
+    x,
+    weight,
+    outputs,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    ROW_SLOTS: tl.constexpr,
+    LANE: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Of each row and the weight's rows `outputs`, `[ROW_SLOTS, TILE.rows]` float32."""
     ROWS: tl.constexpr = TILE.rows
     LANES: tl.constexpr = TILE.cols // LANE
     slots = tl.arange(0, ROW_SLOTS)
@@ -161,11 +192,4 @@ def store_products(
             other=0.0,
         ).to(tl.float32)
         acc += tl.sum(tl.reshape(values * inputs, (ROW_SLOTS, ROWS, LANES, LANE)), axis=3)
-    sums = tl.sum(acc, axis=2)
-    if HAS_BIAS:
-        sums += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out + slots[:, None] * OUTPUTS + outputs[None, :],
-        sums.to(out.dtype.element_ty),
-        mask=is_row[:, None] & is_output[None, :],
-    )
+    return tl.sum(acc, axis=2)

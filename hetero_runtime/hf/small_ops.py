@@ -1,4 +1,5 @@
-"""One launch where transformers' modules take many: RMS norms, residual sums before them, routers.
+"""One launch where transformers' modules take many: RMS norms, residual sums before them, routers; two for
+gated MLPs.
 
 A module is replaced only after it and the kernel gave the same on random input, on the spot, with the
 module's own weights; whatever fails is left as it is. Which variant a module is comes out of that comparison,
@@ -18,6 +19,7 @@ from hetero_gpu.router import Router
 from hetero_gpu.score_router import ScoreRouter
 from hetero_runtime.hf.residuals import FusedNorm, fuse_residuals
 from hetero_runtime.hf.sameness import TOLERANCE, relative_error
+from hetero_runtime.hf.small_mlps import gated_mlp, may_be_gated_mlp
 from hetero_runtime.hf.small_routers import is_top_k_router, small_router
 
 _NORM_FORMS = tuple(
@@ -34,6 +36,7 @@ class SmallOps(NamedTuple):
 
     num_norms: int
     num_routers: int
+    num_mlps: int
     num_layers: int
     left: tuple[str, ...]
 
@@ -41,7 +44,7 @@ class SmallOps(NamedTuple):
 @torch.inference_mode()
 def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
     """Replace what can be in `model`; `routers=False` leaves routers alone."""
-    num_norms, num_routers, left = 0, 0, []
+    num_norms, num_routers, num_mlps, left = 0, 0, 0, []
     forward: Forward | None
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -52,13 +55,16 @@ def install_small_ops(model: Any, *, routers: bool = True) -> SmallOps:
             block = model.get_submodule(name.rpartition(".")[0])
             forward = _router_forward(block, module, model.dtype)
             num_routers += forward is not None
+        elif may_be_gated_mlp(module):
+            forward = gated_mlp(module)
+            num_mlps += forward is not None
         else:
             continue
         if forward is None:
             left.append(name)
         else:
             module.forward = forward
-    return SmallOps(num_norms, num_routers, fuse_residuals(model), tuple(left))
+    return SmallOps(num_norms, num_routers, num_mlps, fuse_residuals(model), tuple(left))
 
 
 def remove_small_ops(model: Any) -> None:
