@@ -5,7 +5,7 @@ One row, one KV head, position 99, splits of one or more blocks:
     tokens     0 ......... 31 | 32 ........ 63 | 64 ........ 95 | 96 .. 99 |
     programs   split 0        | split 1        | split 2        | split 3  | splits 4, 5, ...: nothing, leave
     partials   sum of exp·V, peak logit, sum of exp: one of each a split
-    reduce     one program a head, in the order of the splits: the same bits every time
+    reduce     one program a head and block of its value, in the order of splits: the same bits every time
 
 The grid is fixed when it is captured, for the largest cache; how many tokens a split takes is computed on the
 device from the position, so short rows use many programs too, and programs without tokens end at once.
@@ -37,6 +37,8 @@ _PROGRAMS_PER_PROCESSOR = 2
 _MAX_SPLITS = 128
 _MOST_PARTS = 32
 """Partial results that one step of the reduction reads: those of 512 tokens in one."""
+_REDUCED_VALUES = 128
+"""Elements of a head that one program of the reduction puts together; latents are several times as long."""
 _ALL = 2**31 - 1
 
 
@@ -64,7 +66,6 @@ def decode_attention_split(
         "SPLITS": splits,
         "BLOCK": _BLOCK,
         "VALUE_SIZE": value_size,
-        "VALUE_SLOTS": triton.next_power_of_2(value_size),
         **overlap_options(query.device),
     }
     _attend_split[(rows, kv_heads * head_blocks, splits)](
@@ -90,11 +91,13 @@ def decode_attention_split(
         TAIL=0 if main == key_size else max(16, triton.next_power_of_2(key_size - main)),
         IS_CAPPED=form.soft_cap is not None,
         IS_INTERPRETED=triton.knobs.runtime.interpret,
+        VALUE_SLOTS=triton.next_power_of_2(value_size),
         num_warps=4 if value_size > 128 else 2,
         num_stages=3,
         **shared,
     )
-    _reduce_splits[(rows, heads)](
+    reduced = min(triton.next_power_of_2(value_size), _REDUCED_VALUES)
+    _reduce_splits[(rows, heads, triton.cdiv(value_size, reduced))](
         partial,
         peaks,
         totals,
@@ -105,6 +108,7 @@ def decode_attention_split(
         HAS_SINKS=sinks is not None,
         SPLIT_SLOTS=triton.next_power_of_2(splits),
         CHUNK=min(triton.next_power_of_2(splits), _MOST_PARTS),
+        VALUE_BLOCK=reduced,
         num_warps=4,
         **shared,
     )
@@ -312,7 +316,7 @@ def _reduce_splits(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    VALUE_SLOTS: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     meet(OVERLAPS)
@@ -324,7 +328,7 @@ def _reduce_splits(
     is_split = splits < SPLITS
     peaks = tl.load(peak_pointer + at * SPLITS + splits, mask=is_split, other=float("-inf"))
     totals = tl.load(total_pointer + at * SPLITS + splits, mask=is_split, other=0.0)
-    chunk, size = tl.arange(0, CHUNK), tl.arange(0, VALUE_SLOTS)
+    chunk, size = tl.arange(0, CHUNK), tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     is_value = (size < VALUE_SIZE)[None, :]
     at_part = (at * SPLITS + chunk)[:, None] * VALUE_SIZE + size[None, :]
     parts = _load(partial_pointer, at_part, (chunk < SPLITS)[:, None] & is_value, 0.0)

@@ -47,6 +47,7 @@ TINY = (
     Case((62,), 63, 3, 1, 24, 16, soft_cap=5.0),
     Case((50,), 100, 20, 1, 48, 32, has_sinks=True, window=33),
     Case((20,), 33, 4, 1, 72, 64),
+    Case((70,), 75, 3, 1, 152, 144, has_sinks=True),
     Case((40,), 33, 2, 1, 16, 16),  # beyond the end: counts as the last
 )
 REAL = (
