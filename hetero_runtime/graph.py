@@ -28,6 +28,7 @@ from hetero_runtime.hf.hooks import attach
 from hetero_runtime.hf.router_hooks import router_top_k
 from hetero_runtime.hf.small_choice import small_choosers
 from hetero_runtime.hf.small_ops import install_small_ops
+from hetero_runtime.hf.visual import embed_by_product
 from hetero_runtime.orchestrator import Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import (
@@ -155,6 +156,7 @@ def _capture(
     """Make the model's small operations few launches, then capture."""
     install_small_ops(parts.model, routers=steered is None)
     fuse_attention(parts.model)
+    embed_by_product(parts.model)
     if steered is not None:
         assert isinstance(sequences, GraphSequences), "drafts are checked with the routers' own choice"
         steered.attach(parts.model, sequences.tokens, routers=small_choosers(parts.model))

@@ -4,6 +4,7 @@ base             the contract, for one kind of model each
 qwen3_vl_moe     Qwen3-VL, whose encoder also adds features between decoder layers
 deepseek_vl2     tiles in a layout with marks, which stay
 sizes            read by the host, so that a device is asked for nothing
+patches          embedded by a product
 attention        what the tokens of an encoder receive from its last attention
 
 Another model plugs in with a module here and its line in `visual_part`.
@@ -15,11 +16,13 @@ from typing import Any
 
 from hetero_runtime.hf.visual.attention import listen_to_attention, received_attention
 from hetero_runtime.hf.visual.base import Images, VisualPart
+from hetero_runtime.hf.visual.patches import embed_by_product
 from hetero_runtime.hf.visual.sizes import image_positions, images_on, read_sizes_on_host
 
 __all__ = [
     "Images",
     "VisualPart",
+    "embed_by_product",
     "image_positions",
     "images_on",
     "listen_to_attention",
