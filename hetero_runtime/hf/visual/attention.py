@@ -42,12 +42,15 @@ def received_attention(query: torch.Tensor, key: torch.Tensor, *, scaling: float
     """What each key receives: the mean over heads and queries of softmax(query · key · scaling), VisMMOE
     §3.2.1. `[batch, heads, n, size]` to float32 `[batch, n]`, whose rows sum to 1."""
     batch, heads, num_queries, _ = query.shape
-    total = torch.zeros(batch, key.shape[2], dtype=torch.float32, device=key.device)
+    keys = key.flatten(0, 1).transpose(1, 2)  # [batch * heads, size, n]
+    num_rows, _, num_keys = keys.shape
+    total = torch.zeros(num_rows, num_keys, dtype=torch.float32, device=key.device)
+    nothing = query.new_zeros(1, 1, 1)  # is not added, so that scaling takes no pass of its own
     most = _MOST_WEIGHTS.get(key.device.type, _MOST_WEIGHTS["cpu"])
-    for queries in query.split(max(1, most // (batch * heads * key.shape[2])), dim=2):
-        scores = (queries @ key.transpose(2, 3)) * scaling  # [batch, heads, some queries, n]
-        total += scores.softmax(dim=-1, dtype=torch.float32).sum(dim=(1, 2))
-    return total / (heads * num_queries)
+    for queries in query.flatten(0, 1).split(max(1, most // (num_rows * num_keys)), dim=1):
+        scores = torch.baddbmm(nothing, queries, keys, beta=0, alpha=scaling)
+        total += scores.softmax(dim=-1, dtype=torch.float32).sum(dim=1)
+    return total.view(batch, heads, num_keys).sum(dim=1) / (heads * num_queries)
 
 
 def _attend(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetero_runtime.hf.visual import attention, listen_to_attention, received_attention, visual_part
 from tests.architectures import build_checkpoint, image_inputs, reference_model
@@ -32,6 +34,28 @@ def test_received_in_parts_is_received_at_once(
     received = received_attention(query, key, scaling=0.3)
     torch.testing.assert_close(received.double(), received_plainly(query, key, 0.3), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(received.sum(-1), torch.ones(shape[0]))
+
+
+class Sizes(TorchDispatchMode):
+    """Elements of all that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.seen.append(made.numel())
+        return made
+
+
+def test_all_weights_are_written_twice_and_no_more() -> None:
+    """As scores and as what the softmax makes of them."""
+    query, key = torch.randn(2, 1, 4, 63, 16).unbind(0)
+    with Sizes() as sizes:
+        received_attention(query, key, scaling=0.3)
+    assert sizes.seen.count(4 * 63 * 63) == 2
 
 
 def test_listening_changes_no_bit_and_hears_each_image(folder: Path) -> None:
