@@ -75,7 +75,14 @@ class PromptReader:
         num_tokens = processor.num_tokens(images)
         ids = _expand(ids, self._image_token, num_tokens)
         self._check_length(ids, params, num_image_tokens=sum(num_tokens))
-        return ReadPrompt(ids, (), processor.inputs(ids, images))
+        return ReadPrompt(ids, (), self._as_computed(processor.inputs(ids, images)))
+
+    def _as_computed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Pixels in the type that the model makes of them first: mostly half the bytes for the link."""
+        dtype = self._config.dtype
+        if dtype is None:
+            return inputs
+        return {name: each.to(dtype) if each.is_floating_point() else each for name, each in inputs.items()}
 
     def _check(self, ids: tuple[int, ...], params: SamplingParams, *, num_images: int) -> None:
         """Of a prompt with a single place-holder for each image."""
