@@ -17,8 +17,8 @@ _USE = {
     "avx512_vbmi": "fp8 CPU experts are looked up as bf16, 64 at once, where avx512_bf16 executes",
     "avx512_bf16": "bf16 experts multiply without widening",
     "avx512_fp16": "fp16 experts multiply without widening",
-    "amx_bf16": "prefill of bf16 CPU experts runs on matrix tiles",
-    "amx_int8": "prefill of int8 CPU experts runs on matrix tiles",
+    "amx_bf16": "prefill of CPU experts runs on matrix tiles, where amx_int8 executes too",
+    "amx_int8": "prefill of int8 CPU experts runs on tiles of bytes, where amx_bf16 executes too",
     "neon": "CPU experts compute 4 floats at once",
     "sve": "CPU experts use the full vector width of this core",
 }
@@ -30,8 +30,8 @@ _WITHOUT = {
     "avx512_vbmi": "CPU experts use no avx512_bf16 and no tiles: the kernels want both",
     "avx512_bf16": "bf16 CPU experts are widened to float32, which costs little at one token",
     "avx512_fp16": "fp16 CPU experts are widened to float32, which costs little at one token",
-    "amx_bf16": "prefill of bf16 CPU experts falls back to AVX-512 or AVX2",
-    "amx_int8": "prefill of int8 CPU experts falls back to AVX-512 or AVX2",
+    "amx_bf16": "prefill of CPU experts falls back to AVX-512 or AVX2",
+    "amx_int8": "CPU experts use no tiles: the kernels want those of bf16 and of int8",
     "neon": "CPU experts fall back to scalar code, several times slower",
     "sve": "CPU experts stay with NEON",
 }

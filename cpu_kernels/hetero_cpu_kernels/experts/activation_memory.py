@@ -13,8 +13,15 @@ from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 
 
 @_jit
+def is_in_tiles(layout):
+    """Whether 16 tokens lie together: of bfloat16, or of digits."""
+    return layout.unit == 2 or layout.unit == 4
+
+
+@_jit
 def value_at(layout, row, position):
-    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits."""
+    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits; tiles of digits,
+    4, are written by kernels alone."""
     if layout.unit == 0 or layout.unit == 3:
         return layout.at + row * layout.row_bytes + 4 * position
     if layout.unit == 1:

@@ -1,9 +1,10 @@
 """How activations lie in memory, so that no kernel ever moves a lane.
 
-    float32   [tokens, padded]              blocks in the order of `encodings`
-    pairs     [tokens, padded] bfloat16     what two vectors of a block hold, one after the other
-    tiles     [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is one pair of columns
-    digits    [tokens] rows of float32 in their own order, each with its `digits` behind it
+    float32      [tokens, padded]              blocks in the order of `encodings`
+    pairs        [tokens, padded] bfloat16     what two vectors of a block hold, one after the other
+    tiles        [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is two columns
+    digits       [tokens] rows of float32 in their own order, each with its `digits` behind it
+    digit_tiles  [groups of 16 tokens] float32 [columns, 16 tokens], each with its `digit_tiles` behind it
 
 `padded` columns are whole blocks; those behind the end are zero.
 """
@@ -26,6 +27,8 @@ TILE = 16
 TILE_COLUMNS = 2 * TILE
 """Columns of bfloat16 that one product of tiles adds up."""
 TILE_BYTES = 1024
+BYTE_COLUMNS = 4 * TILE
+"""Columns of bytes that one product of tiles adds up."""
 PANEL_TILE_BYTES = TILE_BYTES + LINE_BYTES
 """From one tile of weights to the next. A row is written to every tile: at a distance of 1024 bytes its lines
 would fight for four sets of the first cache."""
@@ -47,6 +50,11 @@ class Layout:
         return cls("digits", row.columns, np.arange(lanes), row.num_bytes)
 
     @classmethod
+    def of_digit_tiles(cls, columns: int) -> Layout:
+        """For products of tiles of bytes: whole tiles. A token has a scale and two digits a column."""
+        return cls("digit_tiles", columns, np.arange(BYTE_COLUMNS), 4 + 2 * columns)
+
+    @classmethod
     def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
         """For products with `rows`, or with what `panel` makes of them."""
         order = rows.order(lanes)  # [vectors, lanes]
@@ -65,12 +73,16 @@ class Layout:
 
     @property
     def digits_at(self) -> int:
-        """Where a token's digits begin, in bytes from its first value; 0 without them."""
+        """Where a token's digits begin, or in tiles a group's, in bytes from its first value; 0 without."""
+        if self.unit == "digit_tiles":
+            return TILE * 4 * self.padded
         return -(-4 * self.padded // LINE_BYTES) * LINE_BYTES if self.digit_bytes else 0
 
     @property
     def panel_row_bytes(self) -> int:
-        """Bytes of a row of weights in a panel; 16 rows of tiles are so many times 16."""
+        """Bytes of a row of weights in a panel; 16 rows of tiles are so many times 16. Bytes need none."""
+        if self.unit == "digit_tiles":
+            return 0
         if self.unit == "tiles":
             return self.padded // TILE_COLUMNS * PANEL_TILE_BYTES // TILE
         return self.row_bytes
@@ -78,6 +90,8 @@ class Layout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token."""
+        if self.unit == "digit_tiles":
+            return self.digits_at // TILE + self.digit_bytes
         if self.unit == "digits":
             return self.digits_at + self.digit_bytes
         return self.padded * (4 if self.unit == "float32" else 2)

@@ -12,7 +12,8 @@ also has what that adds: offset times sums of its digits.
              two, of halves of its bytes |high |high |low |low |correction|  of each block, 256 · high + low
 
 A vector of digits has those of the columns that the same bytes of weights are of. Corrections have the lanes
-of vectors of 32-bit words, and are negative already.
+of vectors of 32-bit words, and are negative already. `digit_tiles` has the same digits for products of signed
+bytes, which need none.
 
     arguments   0 float32 [columns]   1 where the digits go
 """
@@ -30,6 +31,48 @@ from hetero_cpu_kernels.experts.integer_rows import IntegerRows
 _LARGEST = 127 * 256 + 127
 _LEAST = 1e-30
 """Rows of smaller magnitudes are zeros: the inverse of their scale might be infinite."""
+
+
+def larger_magnitudes(emit: Emitter, words: Any, before: Any) -> Any:
+    """Of a vector of float32, as words, and of what was found before; infinite or no number where one is."""
+    bits = emit.build.and_(words, emit.word(0x7FFFFFFF))  # of these, larger floats are larger integers
+    return emit.build.select(emit.build.icmp_unsigned(">", bits, before), bits, before)
+
+
+def scale_and_factor(emit: Emitter, largest: Any) -> tuple[Any, Any]:
+    """A row's scale and what its values are multiplied with, of its largest magnitude; or vectors of them."""
+    build = emit.build
+    most, least, zero = (_numbers(largest.type, value) for value in (_LARGEST, _LEAST, 0.0))
+    factor = build.select(build.fcmp_ordered("<", largest, least), zero, build.fdiv(most, largest))
+    return build.fdiv(largest, most), factor
+
+
+def whole_numbers(emit: Emitter, floats: Any, factors: Any) -> Any:
+    """256 · high + low of a vector of float32."""
+    count = floats.type.count
+    scaled = emit.build.fmul(floats, factors)
+    rounded = emit.call(f"llvm.rint.v{count}f32", floats.type, [scaled])
+    return emit.as_integers(rounded)
+
+
+def high_digits(emit: Emitter, whole: Any) -> Any:
+    """Of whole numbers; the low digits are their lowest bytes."""
+    eight, half = (_numbers(whole.type, number) for number in (8, 128))
+    return emit.build.ashr(emit.build.add(whole, half), eight)
+
+
+def digit_bytes(emit: Emitter, floats: Any, factor: Any) -> list[Any]:
+    """High and low digits of a vector of float32 times a factor, a byte each."""
+    build, count = emit.build, floats.type.count
+    one = build.insert_element(ir.Constant(floats.type, ir.Undefined), factor, I32(0))
+    factors = build.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, count), [0] * count))
+    whole = whole_numbers(emit, floats, factors)
+    return [build.trunc(part, ir.VectorType(I8, count)) for part in (high_digits(emit, whole), whole)]
+
+
+def _numbers(kind: Any, value: float) -> Any:
+    """A constant of a type, in all lanes of a vector."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
 @dataclass(frozen=True)
@@ -88,10 +131,8 @@ class _Digits:
     def write(self) -> None:
         emit, row = self._emit, self._row
         largest = self._largest()
-        emit.store(emit.build.fdiv(largest, ir.Constant(F32, _LARGEST)), self._out)
-        factor = emit.build.fdiv(ir.Constant(F32, _LARGEST), largest)
-        is_small = emit.build.fcmp_ordered("<", largest, ir.Constant(F32, _LEAST))
-        factor = emit.build.select(is_small, ir.Constant(F32, 0.0), factor)
+        scale, factor = scale_and_factor(emit, largest)
+        emit.store(scale, self._out)
         with emit.loop(0, row.columns // row.block_columns, carried=[emit.word(0)] * 2) as turn:
             source = emit.add(self._source, emit.mul(turn.index, 4 * row.block_columns))
             out = emit.add(self._out, emit.add(emit.mul(turn.index, row.block_bytes), row.blocks_at))
@@ -107,28 +148,17 @@ class _Digits:
 
     def _largest(self) -> Any:
         """The largest magnitude; infinite or no number where a value is."""
-        emit, build = self._emit, self._emit.build
+        emit = self._emit
         with emit.loop(0, self._row.columns, step=emit.lanes, carried=[emit.word(0)]) as turn:
-            bits = emit.load(emit.words, emit.add(self._source, emit.mul(turn.index, 4)))
-            bits = build.and_(bits, emit.word(0x7FFFFFFF))  # of these, larger floats are larger integers
-            is_larger = build.icmp_unsigned(">", bits, turn.carried[0])
-            turn.carried = [build.select(is_larger, bits, turn.carried[0])]
+            words = emit.load(emit.words, emit.add(self._source, emit.mul(turn.index, 4)))
+            turn.carried = [larger_magnitudes(emit, words, turn.carried[0])]
         name = f"llvm.vector.reduce.umax.v{emit.lanes}i32"
-        return build.bitcast(emit.call(name, I32, turn.carried), F32)
+        return emit.build.bitcast(emit.call(name, I32, turn.carried), F32)
 
     def _digits_of(self, source: Any, factor: Any) -> list[Any]:
         """High and low digits of a block of columns, a byte each."""
-        build, count = self._emit.build, self._row.block_columns
-        floats, words = ir.VectorType(F32, count), ir.VectorType(I32, count)
-        one = build.insert_element(ir.Constant(floats, ir.Undefined), factor, I32(0))
-        factors = build.shuffle_vector(one, one, ir.Constant(words, [0] * count))
-        scaled = build.fmul(self._emit.load(floats, source), factors)
-        rounded = self._emit.call(f"llvm.rint.v{count}f32", floats, [scaled])
-        whole = self._emit.call(f"llvm.fptosi.sat.v{count}i32.v{count}f32", words, [rounded])
-        eight, half = (ir.Constant(words, [number] * count) for number in (8, 128))
-        high = build.ashr(build.add(whole, half), eight)
-        low = build.sub(whole, build.shl(high, eight))
-        return [build.trunc(digit, ir.VectorType(I8, count)) for digit in (high, low)]
+        floats = self._emit.load(ir.VectorType(F32, self._row.block_columns), source)
+        return digit_bytes(self._emit, floats, factor)
 
     def _write_block(self, digits: list[Any], out: Any, sums: list[Any]) -> list[Any]:
         """Store a block; `sums` of its high and low digits, times the offset of weights, grow."""

@@ -137,6 +137,16 @@ class Emitter:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
         return self.call(name, self.words, [c, unsigned, signed])
 
+    def as_integers(self, floats: Any) -> Any:
+        """32-bit integers of a vector of whole numbers that fit, 0 of NaN.
+
+        LLVM's conversion that knows NaN and what does not fit takes one lane after the other.
+        """
+        kind = floats.type
+        is_number = self.build.fcmp_ordered("ord", floats, floats)
+        held = self.build.select(is_number, floats, ir.Constant(kind, [0.0] * kind.count))
+        return self.build.fptosi(held, ir.VectorType(I32, kind.count))
+
     def as_floats(self, words: Any) -> Any:
         """The same bits as float32."""
         return self.build.bitcast(words, self.floats)

@@ -2,7 +2,7 @@
 
     1  activations into the kernels' layouts          | all workers meet
     2  up projection and gate, rows of I by worker    | all workers meet
-       where few tokens are multiplied as digits: of the gate's outputs, by token    | all workers meet
+       where tokens are multiplied as digits: of the gate's outputs, by token    | all workers meet
     3  down projection, columns of the output by worker
 
 Every number has one worker that computes it, in an order that does not depend on how many workers there are:
@@ -21,13 +21,19 @@ import numpy as np
 from numba import carray, cfunc
 
 from hetero_cpu_kernels.addresses import call_kernel, pointer
-from hetero_cpu_kernels.experts.activation_memory import pack, write_activations
+from hetero_cpu_kernels.experts.activation_memory import is_in_tiles, pack, write_activations
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.meeting import meet
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
-from hetero_cpu_kernels.experts.tile_job import add_tiles, gate_strides, gate_tiles, in_sixteens, pack_tiles
+from hetero_cpu_kernels.experts.tile_job import (
+    add_tiles,
+    gate_strides,
+    gate_tiles,
+    in_sixteens,
+    pack_tiles,
+)
 
 ABANDONED = 1
 """Status of a worker that another's failure set free."""
@@ -56,8 +62,8 @@ def _pack(plan, index, count):
     if not plan.has_many:
         return
     blocks = (many.padded + many.block - 1) // many.block
-    if many.unit == 2:
-        pack_tiles(plan, index, count)
+    if is_in_tiles(many):
+        pack_tiles(plan, index, count, False)
     else:
         for unit in range(*share(plan.num_tokens * blocks, 1, index, count)):
             pack(many, hidden, plan.hidden, unit // blocks, unit // blocks, unit % blocks)
@@ -74,8 +80,18 @@ def _write_digits(plan, index, matrix, source, row):
 
 
 @_jit
+def _are_outputs_packed(plan):
+    """Whether digits are made of some outputs of the gate."""
+    return (plan.has_few and plan.down.few.unit == 3) or (plan.has_many and plan.down.many.unit == 4)
+
+
+@_jit
 def _pack_outputs(plan, index, count):
-    """Digits of the gate's outputs, a row by one worker."""
+    """Digits of the gate's outputs: a row by one worker, or 16 together."""
+    if plan.has_many and plan.down.many.unit == 4:
+        pack_tiles(plan, index, count, True)
+    if not plan.has_few or plan.down.few.unit != 3:
+        return
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     few = plan.down.few
     for expert in range(plan.num_experts):
@@ -111,7 +127,7 @@ def _task(plan, index, expert, begin, rows, following):
     results = outputs + 4 * FEW_RUN
     num_tokens = bounds[expert + 1] - bounds[expert]
     is_many = num_tokens > plan.few_tokens
-    is_tiled = plan.down.many.unit == 2 and is_many
+    is_tiled = is_in_tiles(plan.down.many) and is_many
     return Task(
         record=records[expert],
         first_pair=bounds[expert],
@@ -161,7 +177,7 @@ def _beside(task, begin, rows, place, following):
 def _cost(plan, expert):
     """Of 32 rows of one expert whose tokens are multiplied in tiles: of reading them, and of the products."""
     num_tokens = _num_tokens(plan, expert)
-    is_tiled = plan.up.many.unit == 2 and num_tokens > plan.few_tokens
+    is_tiled = is_in_tiles(plan.up.many) and num_tokens > plan.few_tokens
     return _READING_COST + in_sixteens(num_tokens) if is_tiled else 0
 
 
@@ -324,7 +340,7 @@ def _experts_job(plan_at, index, count):
     _run_up(plan, index, count)
     if not meet(plan, count, plan.down, _first_down_rows(plan, index, count, 0)):
         return ABANDONED
-    if plan.has_few and plan.down.few.unit == 3:
+    if _are_outputs_packed(plan):
         _pack_outputs(plan, index, count)
         if not meet(plan, count, plan.down, _first_down_rows(plan, index, count, 1)):
             return ABANDONED

@@ -16,7 +16,7 @@ MANY_RUN = 32
 """Rows of a panel: in the second-level cache, with a block of tokens in the first."""
 
 FLOAT_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3}
+UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3, "digit_tiles": 4}
 GATE_CODES = {"silu": 0, "clamped_silu": 1, "gpt_oss": 2}
 
 
@@ -39,7 +39,7 @@ LAYOUT = _record(
     ),
 )
 """`activations.Layout` at an address. `rows_at`: int64 [pairs], which of its rows each pair reads; `read_at`:
-where in a row the kernels begin, in bytes."""
+where in a row, or in a group of tiles, the kernels begin, in bytes."""
 
 PROJECTION = np.dtype(
     [

@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 from llvmlite import ir
 
 from hetero_cpu_kernels.experts.activations import Layout
+from hetero_cpu_kernels.experts.byte_tiles import multiplies_byte_tiles, write_byte_tiles
+from hetero_cpu_kernels.experts.digit_tiles import (
+    write_digits_of_outputs,
+    write_digits_of_rows,
+    write_float_gate,
+)
 from hetero_cpu_kernels.experts.digits import write_digits
 from hetero_cpu_kernels.experts.dot import write_dot
 from hetero_cpu_kernels.experts.encodings import DECODERS
@@ -19,7 +25,13 @@ from hetero_cpu_kernels.experts.panel import write_panel
 from hetero_cpu_kernels.experts.rows import PairRows, PlainRows, Rows, rows_of
 from hetero_cpu_kernels.experts.targets import Target
 from hetero_cpu_kernels.experts.tile_values import write_add, write_gate, write_inputs
-from hetero_cpu_kernels.experts.tile_weights import DecodedWeights, PanelWeights, Weights, on_the_way
+from hetero_cpu_kernels.experts.tile_weights import (
+    ByteWeights,
+    DecodedWeights,
+    PanelWeights,
+    Weights,
+    on_the_way,
+)
 from hetero_cpu_kernels.experts.tiles import write_tiles
 
 TOKENS_AT_ONCE = (1, 2, 4)
@@ -39,8 +51,8 @@ class Program:
     panel                    a few rows decoded for all tokens of an expert
     many_1, many_2, many_4   rows of a panel (or of the record, where `is_direct`), so many tokens
     tiles                    the same with tiles, instead of many_*
-    tiles_on_the_way         the same without a panel
-    inputs                   activations for tiles: of the up projection
+    tiles_on_the_way         the same without a panel, or the only ones: of bytes
+    inputs                   activations for tiles: of the up projection, and of the down projection's digits
     gate, add                for tiles: activations of the down projection, sums of its results
     """
 
@@ -67,6 +79,7 @@ class Program:
         rows = looked_up_rows_of(matrix, target) or rows_of(form, matrix)
         integer_rows = integer_rows_of(matrix, target)
         many_rows = PairRows(matrix) if _is_in_pairs(form, matrix, target) else rows
+        many, tiles_from = _many_of(many_rows, target)
         program = cls(
             matrix,
             target,
@@ -76,9 +89,9 @@ class Program:
                 if integer_rows
                 else Layout.of(rows, target.lanes, unit="float32")
             ),
-            many=Layout.of(many_rows, target.lanes, unit=target.many),
+            many=many,
             is_direct=many_rows.is_in_pairs and target.many == "pairs",
-            on_the_way=on_the_way(many_rows, target.lanes) if target.many == "tiles" else None,
+            on_the_way=tiles_from,
         )
         if integer_rows:
             program._write_few_integers(integer_rows)
@@ -103,6 +116,9 @@ class Program:
             write_integer_dot(self.module, f"few_{tokens}", rows=rows, target=self.target, tokens=tokens)
 
     def _write_many(self, rows: Rows) -> None:
+        if self.many.unit == "digit_tiles":
+            write_byte_tiles(self.module, "tiles_on_the_way", rows=rows, layout=self.many)
+            return
         if not self.is_direct:
             write_panel(self.module, "panel", rows=rows, target=self.target, layout=self.many)
         if self.many.unit == "tiles":
@@ -119,10 +135,17 @@ class Program:
 
     def _write_values(self, form: ExpertForm) -> None:
         """What brings activations into tiles and results out of them."""
-        if self.matrix == form.up:
+        is_in_digits, is_up = self.many.unit == "digit_tiles", self.matrix == form.up
+        if is_up and is_in_digits:
+            write_digits_of_rows(self.module, "inputs", layout=self.many)
+        elif is_up:
             write_inputs(self.module, "inputs", layout=self.many)
+        elif is_in_digits:
+            write_float_gate(self.module, "gate", gate=form.gate)
+            write_digits_of_outputs(self.module, "inputs", layout=self.many)
         else:
             write_gate(self.module, "gate", gate=form.gate, layout=self.many)
+        if not is_up:
             write_add(self.module, "add")
 
     def _dense_rows(self) -> Rows:
@@ -132,6 +155,14 @@ class Program:
             return PairRows(Matrix(0, "bfloat16", self.matrix.rows, self.many.padded))
         panel = replace(self.matrix, offset=0, encoding="float32", cols=self.many.padded, scales=None)
         return PlainRows(panel, DECODERS["float32"])
+
+
+def _many_of(rows: Rows, target: Target) -> tuple[Layout, type[Weights] | None]:
+    """The layout of many tokens, and where tiles of weights come from without a panel."""
+    if multiplies_byte_tiles(rows.matrix, target):
+        return Layout.of_digit_tiles(rows.matrix.cols), ByteWeights
+    layout = Layout.of(rows, target.lanes, unit=target.many)
+    return layout, on_the_way(rows, target.lanes) if target.many == "tiles" else None
 
 
 def _is_in_pairs(form: ExpertForm, matrix: Matrix, target: Target) -> bool:

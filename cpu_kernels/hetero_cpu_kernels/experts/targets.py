@@ -6,13 +6,14 @@
     avx512         16     float32      float32             float32
     avx512_vnni    16     float32      bytes (vpdpbusd)    float32
     avx512_bf16    16     float32      bytes (vpdpbusd)    bfloat16 pairs (vdpbf16ps)
-    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps), from 5 tokens on
+    amx            16     float32      bytes (vpdpbusd)    bfloat16 tiles (tdpbf16ps), from 5 tokens on;
+                                                           of int8 tiles of bytes (tdpbssd)
     neon            4     float32      float32             float32
 
 A few tokens are bound by memory, which rounding does not make faster: they compute in float32, but for
 weights that are cheaper not to widen so far. Then activations keep sixteen bits of the largest of a token, as
 two signed bytes each (`digits`: a sum is off by 1e-4 or so). For many tokens weights and activations are
-rounded to bfloat16 where an instruction multiplies those.
+rounded to bfloat16 where an instruction multiplies those, but where tiles of bytes take the same digits.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Literal
 
 from hetero_cpu_kernels.isa import executes
 
-Unit = Literal["float32", "pairs", "tiles", "digits"]
+Unit = Literal["float32", "pairs", "tiles", "digits", "digit_tiles"]
 """What multiplies: lanes of float32, pairs of bfloat16 in each lane, tiles of such pairs, four bytes in each
-lane."""
+lane, tiles of those."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ TARGETS = (
     Target(
         "amx",
         "x86_64",
-        (*_VNNI, *_PAIRS, "amx_bf16"),
+        (*_VNNI, *_PAIRS, "amx_bf16", "amx_int8"),
         _X86,
         "x86-64-v4",
-        "+avx512vnni,+avx512vbmi,+avx512bf16,+amx-tile,+amx-bf16",
+        "+avx512vnni,+avx512vbmi,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8",
         lanes=16,
         rows=4,
         many="tiles",

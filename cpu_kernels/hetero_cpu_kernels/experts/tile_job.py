@@ -26,17 +26,37 @@ def in_sixteens(number):
 
 
 @_jit
-def pack_tiles(plan, index, count):
-    """This worker's share of the inputs: groups of 16 tokens of experts that have many."""
+def pack_tiles(plan, index, count, are_outputs):
+    """This worker's groups of 16 tokens of experts that have many: inputs, or digits of gates' outputs."""
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     unit = 0
     for expert in range(plan.num_experts):
         if bounds[expert + 1] - bounds[expert] <= plan.few_tokens:
             continue
         for first in range(bounds[expert], bounds[expert + 1], 16):
-            if unit % count == index:
+            if unit % count == index and are_outputs:
+                _pack_outputs(plan, index, first)
+            elif unit % count == index:
                 _pack_group(plan, index, first, bounds[expert + 1])
             unit += 1
+
+
+@_jit
+def _pack_outputs(plan, index, first):
+    """Digits of the group of 16 pairs from `first` on."""
+    many = plan.down.many
+    arguments_at = plan.scratch_at + index * plan.scratch_bytes
+    arguments = carray(pointer(arguments_at), 2, np.int64)
+    arguments[0] = _row_at(many, first)
+    arguments[1] = arguments[0] + many.read_at
+    call_kernel(plan.down.inputs, arguments_at)
+
+
+@_jit
+def _row_at(layout, pair):
+    """Where the row that a pair reads begins: of its group's first pair, where the group does."""
+    row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
+    return layout.at + row * layout.row_bytes
 
 
 @_jit
@@ -44,14 +64,14 @@ def _pack_group(plan, index, first, end):
     """16 pairs from `first` on, as far as `end`: the last one stands for what is missing."""
     many = plan.up.many
     tokens = carray(pointer(plan.tokens_at), plan.num_pairs, np.int64)
-    row = carray(pointer(many.rows_at), plan.num_pairs, np.int64)[first]
     arguments_at = plan.scratch_at + index * plan.scratch_bytes
     arguments = carray(pointer(arguments_at), 8 + 16, np.int64)
     for i in range(16):
         arguments[8 + i] = plan.hidden_at + 4 * plan.hidden * tokens[min(first + i, end - 1)]
-    arguments[0], arguments[1] = arguments_at + 64, many.at + row * many.row_bytes
+    arguments[0], arguments[1] = arguments_at + 64, _row_at(many, first) + many.read_at
     call_kernel(plan.up.inputs, arguments_at)
     if plan.hidden % many.block:
+        row = carray(pointer(many.rows_at), plan.num_pairs, np.int64)[first]
         hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
         for i in range(16):
             token = tokens[min(first + i, end - 1)]
@@ -63,7 +83,6 @@ def multiply_tiles(matrix, task):
     """A task's rows, 32 at a time: as they lie, or through a panel."""
     arguments = carray(pointer(task.arguments_at), 12, np.int64)
     groups = task.stride >> 8
-    row = carray(pointer(matrix.many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
     for group in range(0, groups, MANY_RUN // 16):
         count = min(MANY_RUN // 16, groups - group)
         first = 16 * group
@@ -76,7 +95,7 @@ def multiply_tiles(matrix, task):
         else:
             arguments[0], arguments[8], arguments[9] = task.record, task.begin + first, task.panel_at
         arguments[1] = count
-        arguments[2] = matrix.many.at + row * matrix.many.row_bytes
+        arguments[2] = _row_at(matrix.many, task.first_pair) + matrix.many.read_at
         arguments[3] = in_sixteens(task.num_tokens)
         arguments[4], arguments[5] = task.results_at + 64 * first, 4 * task.stride
         _write_what_comes_next(matrix, task, first + rows)
@@ -120,14 +139,14 @@ def gate_tiles(plan, task):
     """Results of gate and up to the inputs of the down projection."""
     many = plan.down.many
     stride, offset = gate_strides(plan, task)
-    row = carray(pointer(many.rows_at), task.first_pair + 1, np.int64)[task.first_pair]
     arguments = carray(pointer(task.arguments_at), 8, np.int64)
     for group in range(in_sixteens(task.num_tokens)):
         results_at = task.results_at + 4 * stride * group
         arguments[0], arguments[1] = results_at, results_at + 4 * offset
         arguments[2] = 128 if plan.is_interleaved else 64
         arguments[3] = in_sixteens(task.rows)
-        arguments[4], arguments[5] = many.at + (row + 16 * group) * many.row_bytes, task.begin
+        arguments[4] = _row_at(many, task.first_pair) + 16 * group * many.row_bytes
+        arguments[5] = task.begin
         call_kernel(plan.down.gate, task.arguments_at)
 
 

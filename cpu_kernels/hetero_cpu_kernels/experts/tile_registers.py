@@ -52,5 +52,9 @@ class TileRegisters:
         """Add the products of pairs of bfloat16: result[m, n] += weights[m, 2k + i] * tokens[k, 2n + i]."""
         self._call("tdpbf16ps", I8(result), I8(weights), I8(tokens))
 
+    def multiply_bytes(self, result: int, *, weights: int, tokens: int) -> None:
+        """Add the products of four signed bytes: result[m, n] += weights[m, 4k + i] * tokens[k, 4n + i]."""
+        self._call("tdpbssd", I8(result), I8(weights), I8(tokens))
+
     def _call(self, name: str, *arguments: Any) -> None:
         self._emit.call(f"{_PREFIX}{name}", ir.VoidType(), arguments)

@@ -94,11 +94,15 @@ def write_gate(module: ir.Module, name: str, *, gate: Gate, layout: Layout) -> N
             values = []
             for row in rows:
                 at = emit.add(begin, emit.mul(row_bytes, row))
-                loaded = [emit.load(emit.floats, emit.add(start, at)) for start in (gates, ups)]
-                values.append(gated(emit, gate, *loaded))
+                values.append(gated_row(emit, gate, emit.add(gates, at), emit.add(ups, at)))
             place = emit.add(emit.add(block_at, moved), line * LINE_BYTES)
             emit.store(_interleaved(emit, emit.round_to_pairs(*values)), place)
     emit.finish()
+
+
+def gated_row(emit: Emitter, gate: Gate, gates: Any, ups: Any) -> Any:
+    """The activations of 16 tokens, of the results of gate and up at two addresses."""
+    return gated(emit, gate, *(emit.load(emit.floats, place) for place in (gates, ups)))
 
 
 def _lines_of_group(layout: Layout) -> tuple[list[tuple[int, tuple[int, int]]], int]:

@@ -2,6 +2,7 @@
 
     panel     decoded before, by `panel`: for the tokens of every call
     record    the record's own bfloat16, row after row: a tile is 16 lines of 16 rows
+    bytes     its own int8, the same way
     decoded   on the way, a turn ahead of the products, into two slots that stay in the first cache
 
     slot      |step 0, rows 0-15 |step 0, rows 16-31 |step 1, rows 0-15 |step 1, rows 16-31|
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from hetero_cpu_kernels.experts.activations import PANEL_TILE_BYTES, TILE, TILE_COLUMNS, Layout
+from hetero_cpu_kernels.experts.activations import BYTE_COLUMNS, PANEL_TILE_BYTES, TILE, TILE_COLUMNS, Layout
 from hetero_cpu_kernels.experts.emitter import I64, LINE_BYTES, Emitter
 from hetero_cpu_kernels.experts.panel import in_units
 from hetero_cpu_kernels.experts.row_factors import RowFactors
@@ -36,10 +37,11 @@ class Weights(ABC):
 
     steps = 1
     """Products of tiles in a turn."""
+    turn_columns = TILE_COLUMNS
 
     def __init__(self, emit: Emitter, rows: Rows, layout: Layout) -> None:
         self._emit, self._rows, self._layout = emit, rows, layout
-        self.turns = layout.padded // (self.steps * TILE_COLUMNS)
+        self.turns = layout.padded // self.turn_columns
         row_bytes = rows.matrix.cols * LINE_BYTES // rows.line_columns  # of packed rows, mantissas
         self._turn_bytes = max(1, row_bytes // self.turns)
         self._source, self._first = emit.argument(0), emit.argument(8)
@@ -98,11 +100,47 @@ class RecordWeights(Weights):
         return emit.add(place, emit.mul(turn, ROW_BYTES)), self._rows.matrix.row_bytes
 
 
+class ByteWeights(RecordWeights):
+    """Argument 0 is a record whose rows of int8 are whole tiles; 8 is the first row; 10 and 11: record and
+    row of the next rows. The rows are passed for 16 tokens, then for the next 16, and each pass asks for a
+    part of what comes next."""
+
+    turn_columns = BYTE_COLUMNS
+
+    def __init__(self, emit: Emitter, rows: Rows, layout: Layout) -> None:
+        super().__init__(emit, rows, layout)
+        self._next_record, self._next_row = emit.argument(10), emit.argument(11)
+        self.factors = RowFactors(emit, rows, most=MOST_GROUPS * TILE)
+        lines, passes = MOST_GROUPS * TILE * self._turn_bytes // LINE_BYTES, emit.argument(3)
+        self._lines = emit.build.udiv(emit.add(passes, lines - 1), passes)
+        self._pass = I64(0)
+
+    def begin_pass(self, number: Any) -> None:
+        """Over all columns."""
+        self._pass = number
+
+    def begin(self, group: Any, num_groups: int) -> None:
+        first = self._emit.add(self._first, self._emit.mul(group, TILE))
+        self.factors.find(self._source, first, num_rows=num_groups * TILE)
+        super().begin(group, num_groups)
+
+    def advance(self, turn: Any) -> None:
+        emit, build = self._emit, self._emit.build
+        part = emit.add(emit.mul(self._pass, self.turns), turn)
+        self.factors.ask(self._next_record, self._next_row, part=part, parts=self.turns)
+        begin = emit.mul(emit.mul(part, self._lines), LINE_BYTES)
+        is_inside = build.icmp_signed("<", begin, self._next_bytes)
+        with build.if_then(is_inside), emit.loop(0, self._lines) as line:
+            place = emit.add(emit.add(self._next, begin), emit.mul(line.index, LINE_BYTES))
+            emit.prefetch(place, level=2)
+
+
 class DecodedWeights(Weights):
     """Argument 0 is a record, 8 the first row, 9 memory for two slots; 10 and 11: record and row of the next
     rows. Rows are whole turns."""
 
     steps = _STEPS
+    turn_columns = _STEPS * TILE_COLUMNS
 
     def __init__(self, emit: Emitter, rows: Rows, layout: Layout) -> None:
         super().__init__(emit, rows, layout)
@@ -146,7 +184,7 @@ class DecodedWeights(Weights):
     def _decoded(self, place: Any, number: Any, turn: Any) -> list[Any]:
         """A turn's columns of one row, a line for each step. `number`: of the row, from the first one."""
         emit, rows = self._emit, self._rows
-        width, block = self.steps * TILE_COLUMNS, rows.order(emit.lanes).size
+        width, block = self.turn_columns, rows.order(emit.lanes).size
         lines: list[Any] = []
         for begin in range(0, width, block):
             column = emit.add(emit.mul(turn, width), begin)
@@ -158,7 +196,7 @@ class DecodedWeights(Weights):
 
 def on_the_way(rows: Rows, lanes: int) -> type[Weights] | None:
     """How tiles are made of a record without a panel; None where they cannot be."""
-    columns, turn = rows.matrix.cols, DecodedWeights.steps * TILE_COLUMNS
+    columns, turn = rows.matrix.cols, DecodedWeights.turn_columns
     if rows.is_in_pairs:
         return RecordWeights
     is_whole = columns % turn == 0 and turn % rows.order(lanes).size == 0

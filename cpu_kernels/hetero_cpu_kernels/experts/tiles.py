@@ -29,21 +29,28 @@ from hetero_cpu_kernels.experts.tile_weights import Weights
 def write_tiles(module: ir.Module, name: str, *, weights: type[Weights], rows: Rows, layout: Layout) -> None:
     """Add the function `name` for `rows` as `weights` takes them. `layout`: of the activations."""
     emit = Emitter(module, name, lanes=TILE)
-    _Tiles(emit, weights(emit, rows, layout)).write(name)
+    Tiles(emit, weights(emit, rows, layout)).write(name)
     emit.finish()
 
 
-class _Tiles:
+class Tiles:
+    """Writes the products. `byte_tiles` has those of other tiles, two of which are of the same tokens."""
+
     def __init__(self, emit: Emitter, weights: Weights) -> None:
         self._emit, self._weights, self._tiles = emit, weights, TileRegisters(emit)
+        self._multiply = self._tiles.multiply
         self._steps = weights.turns * weights.steps
         self._row_groups, self._x, self._token_groups, self._y = map(emit.argument, range(1, 5))
         self._y_stride = emit.argument(5)
 
     def write(self, name: str) -> None:
+        """The function's body."""
         self._tiles.configure(f"{name}_configuration")
-        self._in_twos(self._token_groups, self._write_tokens)
+        self._write_all_tokens()
         self._tiles.release()
+
+    def _write_all_tokens(self) -> None:
+        self._in_twos(self._token_groups, self._write_tokens)
 
     def _in_twos(self, count: Any, write: Any) -> None:
         """write(first, 2) for pairs of groups, write(last, 1) for an odd one."""
@@ -62,18 +69,26 @@ class _Tiles:
 
     def _write_square(self, row_group: Any, num_rows: int, token_group: Any, num_tokens: int) -> None:
         emit, weights = self._emit, self._weights
-        squares = [(r, t) for r in range(num_rows) for t in range(num_tokens)]
-        for r, t in squares:
-            self._tiles.zero(2 * r + t)
+        for r in range(num_rows):
+            for t in range(num_tokens):
+                self._tiles.zero(2 * r + t)
         weights.begin(row_group, num_rows)
         with emit.loop(0, weights.turns - 1) as turn:
             weights.advance(emit.add(turn.index, 1))
             self._multiply_turn(turn.index, num_rows, token_group, num_tokens)
         self._multiply_turn(I64(weights.turns - 1), num_rows, token_group, num_tokens)
-        for r, t in squares:
-            of_tokens = emit.add(self._y, emit.mul(emit.add(token_group, t), self._y_stride))
-            place = emit.add(of_tokens, emit.mul(emit.add(row_group, r), TILE_BYTES))
-            self._tiles.store(2 * r + t, place)
+        self._store_square(row_group, num_rows, token_group, num_tokens)
+
+    def _store_square(self, row_group: Any, num_rows: int, token_group: Any, num_tokens: int) -> None:
+        for r in range(num_rows):
+            for t in range(num_tokens):
+                place = self._result_at(self._emit.add(row_group, r), self._emit.add(token_group, t))
+                self._tiles.store(2 * r + t, place)
+
+    def _result_at(self, row_group: Any, token_group: Any) -> Any:
+        emit = self._emit
+        of_tokens = emit.add(self._y, emit.mul(token_group, self._y_stride))
+        return emit.add(of_tokens, emit.mul(row_group, TILE_BYTES))
 
     def _multiply_turn(self, turn: Any, num_rows: int, token_group: Any, num_tokens: int) -> None:
         emit, tiles = self._emit, self._tiles
@@ -82,9 +97,14 @@ class _Tiles:
                 place, stride = self._weights.tile(r, turn, step=step)
                 tiles.load(4 + r, place, stride=stride)
             for t in range(num_tokens):
-                group = emit.mul(emit.add(token_group, t), self._steps)
-                number = emit.add(group, emit.add(emit.mul(turn, self._weights.steps), step))
-                tiles.load(6 + t, emit.add(self._x, emit.mul(number, TILE_BYTES)))
+                number = emit.add(emit.mul(turn, self._weights.steps), step)
+                tiles.load(6 + t, self._tokens_at(token_group, t, number))
             for r in range(num_rows):
                 for t in range(num_tokens):
-                    tiles.multiply(2 * r + t, weights=4 + r, tokens=6 + t)
+                    self._multiply(2 * r + t, weights=4 + r, tokens=6 + t)
+
+    def _tokens_at(self, token_group: Any, t: int, number: Any) -> Any:
+        """Address of the activations' tile of a group of tokens, in the order of columns."""
+        emit = self._emit
+        group = emit.mul(emit.add(token_group, t), self._steps)
+        return emit.add(self._x, emit.mul(emit.add(group, number), TILE_BYTES))

@@ -35,9 +35,7 @@ def _exponential(emit: Emitter, x: Any) -> Any:
     total = _number(emit, COEFFICIENTS[0])
     for coefficient in COEFFICIENTS[1:]:
         total = emit.fma(total, rest, _number(emit, coefficient))
-    kinds = f"v{emit.lanes}i32.v{emit.lanes}f32"
-    whole = emit.call(f"llvm.fptosi.sat.{kinds}", emit.words, [power])
-    factor = emit.as_floats(build.shl(build.add(whole, emit.word(127)), emit.word(23)))
+    factor = emit.as_floats(build.shl(build.add(emit.as_integers(power), emit.word(127)), emit.word(23)))
     total = build.fmul(total, factor)
     total = build.select(build.fcmp_ordered(">", x, _number(emit, MOST)), _number(emit, float("inf")), total)
     return build.select(build.fcmp_ordered("<", x, _number(emit, LEAST)), emit.zeros(), total)

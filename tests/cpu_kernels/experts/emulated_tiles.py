@@ -48,6 +48,14 @@ def _multiply(result: int, first: int, second: int) -> None:
         total += a @ b
 
 
+def _multiply_bytes(result: int, first: int, second: int) -> None:
+    """result[m, n] += sum over k of first[m, 4k + i] * second[k, 4n + i], signed bytes."""
+    total = _registers.tiles[result].view(np.int32)
+    a = _registers.tiles[first].view(np.int8).astype(np.int32)
+    b = _registers.tiles[second].view(np.int8).reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
+    total += a @ b.astype(np.int32)
+
+
 def _configure(address: int) -> None:
     content = bytes((ctypes.c_uint8 * 64).from_address(address))
     assert content[0] == 1
@@ -61,6 +69,7 @@ _FUNCTIONS = {
     "tileloadd64": ctypes.CFUNCTYPE(None, _BYTE, _ADDRESS, _LONG)(_load),
     "tilestored64": ctypes.CFUNCTYPE(None, _BYTE, _ADDRESS, _LONG)(_store),
     "tdpbf16ps": ctypes.CFUNCTYPE(None, _BYTE, _BYTE, _BYTE)(_multiply),
+    "tdpbssd": ctypes.CFUNCTYPE(None, _BYTE, _BYTE, _BYTE)(_multiply_bytes),
 }
 
 

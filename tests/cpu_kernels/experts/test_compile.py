@@ -18,6 +18,7 @@ MNEMONICS = {
     "amx": ("tdpbf16ps", "tileloadd", "ldtilecfg"),
     "neon": ("fmla", ".4s"),
 }
+BYTE_TILES = ("tdpbssd", "tileloadd", "ldtilecfg")
 ABSENT = {
     "avx2": ("%zmm", "vpdpbusd"),
     "avx_vnni": ("%zmm",),
@@ -33,7 +34,8 @@ def test_code_is_the_targets(entry: Target, name: str) -> None:
         pytest.skip("the code of avx2 and avx512")
     form = make_form(name, 128, 64)
     text = assembly(Program.write(form, form.up, target=entry).module, entry)
-    assert all(mnemonic in text for mnemonic in MNEMONICS[entry.name])
+    expected = BYTE_TILES if (entry.name, name) == ("amx", "int8") else MNEMONICS[entry.name]
+    assert all(mnemonic in text for mnemonic in expected)
     assert not [mnemonic for mnemonic in ABSENT.get(entry.name, ()) if mnemonic in text]
 
 
@@ -44,6 +46,14 @@ def test_weights_are_multiplied_as_they_are_where_the_target_does(entry: Target)
         text = assembly(Program.write(form, form.up, target=entry).module, entry)
         assert ("vpdpbusd" in text) == (entry.multiplies_bytes and name in ("int8", "int4"))
         assert name != "fp8" or ("vpermt2b" in text) == entry.looks_up_bytes
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (128, 40)], ids=["columns", "rows"])
+def test_int8_that_is_no_whole_tiles_goes_through_bfloat16(shape: tuple[int, int]) -> None:
+    form, entry = make_form("int8", *shape), target("amx")
+    text = assembly(Program.write(form, form.up, target=entry).module, entry)
+    assert "tdpbf16ps" in text
+    assert "tdpbssd" not in text
 
 
 def test_odd_rows_compile_everywhere() -> None:
