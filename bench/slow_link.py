@@ -29,7 +29,7 @@ from bench.harness import measure
 from hetero_gpu import SlabPool
 from hetero_gpu.control import CopyEngine
 from hetero_gpu.control.host_atomics import call_copy, load_acquire
-from hetero_gpu.tables import DeviceTables, MappedBank, gather
+from hetero_gpu.tables import DeviceTables, MappedBank, gather, unpack_landed
 from hetero_runtime.orchestrator import captured_prefetch
 from hetero_runtime.orchestrator import device as device_orchestrator
 
@@ -122,6 +122,8 @@ class SlowLink:
             with ExitStack() as patches:
                 for module in (device_orchestrator, captured_prefetch):
                     patches.enter_context(patch.object(module, "gather", slow))
+                unpack = slow_unpack(extra.load)
+                patches.enter_context(patch.object(captured_prefetch, "unpack_landed", unpack))
                 yield
         finally:
             self._state[_EXTRA] = 0
@@ -137,6 +139,19 @@ def slow_gather(extra_bytes: int) -> Gather:
         num_keys = tables.num_layers * tables.num_experts
         read_besides(bank, *listed, num_keys=num_keys, extra_bytes=extra_bytes)
         gather(tables, layer, bank=bank, slabs=slabs, is_late=is_late)
+
+    return slow
+
+
+def slow_unpack(extra_bytes: int) -> Gather:
+    """`unpack_landed`, likewise for each record that is late."""
+
+    def slow(tables: DeviceTables, *, bank: MappedBank, late_layer: int | None = None, **others: Any) -> None:
+        if late_layer is not None:
+            num_keys = tables.num_layers * tables.num_experts
+            listed = (tables.late_key, tables.late_count)
+            read_besides(bank, *listed, num_keys=num_keys, extra_bytes=extra_bytes)
+        unpack_landed(tables, bank=bank, late_layer=late_layer, **others)
 
     return slow
 

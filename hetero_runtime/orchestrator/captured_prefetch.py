@@ -1,9 +1,9 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack ─ gather the rest ─┬─ experts ─ … l + 1
-                                          │        ▲                                  │             ▲
-    beside                                │        │                                  └─ or ask ────┤
-    worker      ──────────────────────────┴─ copy ─┘        its own thread and stream     └─ copy ──┘
+    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
+                                          │        ▲                                 │             ▲
+    beside                                │        │                                 └─ or ask ────┤
+    worker      ──────────────────────────┴─ copy ─┘        its own thread and stream    └─ copy ──┘
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
@@ -148,8 +148,10 @@ class CapturedPrefetch:
             record_bytes=self._bank.record_bytes,
             is_staged=self._staging is not None,
         )
-        self._unpack()
-        gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
+        if self._staging is None:
+            gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
+        else:
+            self._unpack(self._staging, late_layer=layer)
         if self._asker.asks_beside:
             with self._beside.begin():
                 self._asker.ask(layer, hidden)
@@ -201,7 +203,8 @@ class CapturedPrefetch:
             return
         self._worker.drain()
         self._land()
-        self._unpack()
+        if self._staging is not None:
+            self._unpack(self._staging, late_layer=None)
 
     def close(self) -> None:
         """End the worker; no step may follow."""
@@ -215,13 +218,12 @@ class CapturedPrefetch:
             is_staged=self._staging is not None,
         )
 
-    def _unpack(self) -> None:
-        if self._bank.packing is None or self._staging is None:
-            return
+    def _unpack(self, staging: torch.Tensor, *, late_layer: int | None) -> None:
         unpack_landed(
             self._tables,
             region=self._region,
-            staging=self._staging,
-            layout=self._bank.packing,
+            staging=staging,
+            bank=self._bank,
             slabs=self._slabs,
+            late_layer=late_layer,
         )

@@ -11,7 +11,7 @@ import torch
 
 from bench.slow_link import ExtraBytes, LinkRates, SlowLink, read_besides, slow_gather
 from hetero_gpu.control import CopyEngine
-from hetero_gpu.tables import gather, gather_reference
+from hetero_gpu.tables import gather, gather_reference, unpack_landed
 from hetero_runtime.orchestrator import captured_prefetch
 from hetero_runtime.orchestrator import device as device_orchestrator
 from tests.gpu.absent_gpu import assert_compiles
@@ -122,7 +122,9 @@ def test_steps_captured_inside_load_slowly() -> None:
     modules = (device_orchestrator, captured_prefetch)
     with SlowLink().slowed(ExtraBytes(16, 16), RECORD_BYTES, CPU):
         assert all(module.gather is not gather for module in modules)
+        assert captured_prefetch.unpack_landed is not unpack_landed
     assert all(module.gather is gather for module in modules)
+    assert captured_prefetch.unpack_landed is unpack_landed
 
 
 def test_how_much_makes_a_rate() -> None:

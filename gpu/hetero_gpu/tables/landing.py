@@ -3,7 +3,8 @@
     land            position → host; takes note of all landings reported so far
     await_late      after `ensure` and `gather`, when the link is busy anyway: looks for landings until no
                     slot of the layer is in FETCH, or patience is over; lists what must be gathered after all
-    unpack_landed   decodes what landed packed, from staging buffers into slabs, and frees the buffers
+
+What landed packed lies in staging buffers then, until `unpack_landed`.
 
 A landing whose tag is still its slot's: FETCH → COMPUTE, or → EMPTY if nothing was copied and nobody needs
 it. A worker that is stuck or dead costs one layer its patience (`MOST_LOOKS`); after that nobody waits until
@@ -20,9 +21,6 @@ from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import load_acquire, store_release
 from hetero_gpu.control.region import LANDING_WORDS, ControlRegion, Landed, Word
 from hetero_gpu.overlap import meet, overlap_options
-from hetero_gpu.packed.decode import NUM_WARPS, decode_chunk
-from hetero_gpu.packed.layout import PackedLayout
-from hetero_gpu.slabs import SlabPool
 from hetero_gpu.tables.state import COUNTERS, MOST_LOOKS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 
@@ -39,7 +37,6 @@ _DROPPED = tl.constexpr(COUNTERS.index("prefetches_dropped"))
 _WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 _MOST_LOOKS = tl.constexpr(MOST_LOOKS)
 _GATHERED, _AWAITED = tl.constexpr(1), tl.constexpr(2)
-_UNPACK_PROGRAMS = 192
 
 
 def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_staged: bool = False) -> None:
@@ -84,40 +81,6 @@ def await_late(
         NUM_EXPERTS=tables.num_experts,
         IS_STAGED=is_staged,
         num_warps=1,
-        **overlap_options(tables.device),
-    )
-
-
-def unpack_landed(
-    tables: DeviceTables,
-    *,
-    region: ControlRegion,
-    staging: torch.Tensor,
-    layout: PackedLayout,
-    slabs: SlabPool,
-) -> None:
-    """Decode what landed in `staging` (uint8 `[buffers, packed_bytes]`) into its slabs, then let the worker
-    use those buffers again. Once a layer, behind all else that takes note of landings. Asynchronous,
-    capturable; what is submitted afterwards sees the bytes."""
-    _unpack_kernel[(_UNPACK_PROGRAMS,)](
-        staging.data_ptr(),
-        slabs.memory.data_ptr(),
-        tables.landed_slot,
-        tables.landed_tag,
-        tables.landed_buffer,
-        tables.landed_count,
-        tables.slot_tag,
-        tables.num_landed,
-        tables.num_consumed,
-        tables.programs_done,
-        region.address(Word.CONSUMED),
-        NUM_CHUNKS=layout.num_chunks,
-        PACKED_BYTES=layout.packed_bytes,
-        NUM_ELEMENTS=layout.num_elements,
-        CODES_AT=layout.codes_at,
-        TABLE_AT=layout.table_at,
-        ESCAPES_AT=layout.escapes_at,
-        num_warps=NUM_WARPS,
         **overlap_options(tables.device),
     )
 
@@ -288,51 +251,3 @@ def _take_landings(  # type: ignore[no-untyped-def]
         if tl.max((is_new & (is_known == 0)).to(tl.int32), axis=0) > 0:
             store_release(error_address, _BAD_LANDING_ERROR)
     return num_new
-
-
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["staging_address", "slabs_address", "consumed_address"]
-)
-def _unpack_kernel(  # type: ignore[no-untyped-def]
-    staging_address,
-    slabs_address,
-    landed_slot,
-    landed_tag,
-    landed_buffer,
-    landed_count,
-    slot_tag,
-    num_landed,
-    num_consumed,
-    programs_done,
-    consumed_address,
-    NUM_CHUNKS: tl.constexpr,  # noqa: N803
-    PACKED_BYTES: tl.constexpr,  # noqa: N803
-    NUM_ELEMENTS: tl.constexpr,  # noqa: N803
-    CODES_AT: tl.constexpr,  # noqa: N803
-    TABLE_AT: tl.constexpr,  # noqa: N803
-    ESCAPES_AT: tl.constexpr,  # noqa: N803
-    OVERLAPS: tl.constexpr,  # noqa: N803
-):
-    meet(OVERLAPS)
-    count = tl.load(landed_count)
-    if count > 0:
-        step = tl.program_id(0)
-        while step < count * NUM_CHUNKS:
-            i = step // NUM_CHUNKS
-            slot = tl.load(landed_slot + i).to(tl.int64)
-            if tl.load(slot_tag + slot) == tl.load(landed_tag + i):  # `ensure` may have given it away since
-                packed = staging_address + tl.load(landed_buffer + i).to(tl.int64) * PACKED_BYTES
-                slab = slabs_address + slot * (NUM_ELEMENTS * 2)
-                decode_chunk(packed, slab, step % NUM_CHUNKS, NUM_ELEMENTS, CODES_AT, TABLE_AT, ESCAPES_AT)
-            step += tl.num_programs(0)
-        is_last = tl.atomic_add(programs_done, 1) == tl.num_programs(0) - 1
-        if is_last:
-            tl.store(programs_done, 0)
-            tl.store(landed_count, 0)
-            tl.store(num_consumed, tl.load(num_landed))
-            store_release(consumed_address, tl.load(num_landed))
-    elif tl.program_id(0) == 0:
-        num_now = tl.load(num_landed)
-        if tl.load(num_consumed) != num_now:  # what landed for nobody leaves its buffer too
-            tl.store(num_consumed, num_now)
-            store_release(consumed_address, num_now)

@@ -15,7 +15,8 @@ from hetero_gpu import overlap
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
-from hetero_gpu.tables import DeviceTables, await_late, create_prefetch, ensure, land, unpack_landed
+from hetero_gpu.tables import DeviceTables, MappedBank, await_late, create_prefetch, ensure, land
+from hetero_gpu.tables import unpack_landed
 
 overlap._can_overlap = lambda device: True
 cpu = torch.device("cpu")
@@ -30,7 +31,10 @@ ensure(tables, 1, torch.zeros(1, 8, dtype=torch.int64))
 create_prefetch(tables, 0, torch.zeros(2, dtype=torch.int32), region=region, kept_back=3)
 await_late(tables, slots, **landing)
 staging, slabs = torch.zeros(4, 64, dtype=torch.uint8), SlabPool(4, 64, cpu)
-unpack_landed(tables, region=region, staging=staging, layout=PackedLayout(1 << 20), slabs=slabs)
+layout = PackedLayout(1 << 20)
+packed = {"region": region, "staging": staging, "bank": MappedBank(0, layout.packed_bytes, layout)}
+for late_layer in (None, 3):
+    unpack_landed(tables, slabs=slabs, late_layer=late_layer, **packed)
 assert all("griddepcontrol.wait" in each.asm["ptx"] for each in compiled)
 """
 

@@ -148,10 +148,11 @@ def test_packed_landings_are_decoded_and_their_buffers_freed(device: torch.devic
     packed = [pack_reference(record, layout) for record in plain]
     staging = torch.zeros(3, layout.packed_bytes, dtype=torch.uint8, device=device)
     slabs, tables = SlabPool(4, layout.plain_bytes, device), setting.tables
+    bank = MappedBank(0, layout.packed_bytes, layout)  # of which nothing is read
     slabs.memory.fill_(0xA5)
 
     def unpack() -> None:
-        unpack_landed(tables, region=setting.region, staging=staging, layout=layout, slabs=slabs)
+        unpack_landed(tables, region=setting.region, staging=staging, bank=bank, slabs=slabs)
         setting.sync()
 
     ensure(tables, 0, torch.tensor([[0]], device=device))

@@ -287,21 +287,23 @@ class Decode:
         gather(setting.tables, layer, bank=self.bank, slabs=self.slabs)
         if self.is_awaiting:
             await_late(setting.tables, slots, **link)  # type: ignore[arg-type]
-            gather(setting.tables, layer, bank=self.bank, slabs=self.slabs, is_late=True)
-        self.unpack()
+            self.bring_rest(layer)
         expected = self.plain[layer * NUM_EXPERTS + torch.from_numpy(routed)]
         assert torch.equal(self.slabs.memory[slots.long()].cpu(), expected)
         setting.prefetch(layer, wanted)
 
-    def unpack(self) -> None:
-        if self.layout is None or self.staging is None:
+    def bring_rest(self, layer: int) -> None:
+        tables = self.setting.tables
+        if self.staging is None:
+            gather(tables, layer, bank=self.bank, slabs=self.slabs, is_late=True)
             return
         unpack_landed(
-            self.setting.tables,
+            tables,
             region=self.setting.region,
             staging=self.staging,
-            layout=self.layout,
+            bank=self.bank,
             slabs=self.slabs,
+            late_layer=layer,
         )
 
     def cause(self, trouble: str) -> None:
