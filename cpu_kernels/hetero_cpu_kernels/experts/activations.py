@@ -4,7 +4,7 @@
     pairs        [tokens, padded] bfloat16     what two vectors of a block hold, one after the other
     tiles        [groups of 16 tokens, padded / 2, 16 tokens, 2] bfloat16: a row of a tile is two columns
     digits       [tokens] rows of float32 in their own order, each with its `digits` behind it
-    digit_tiles  [groups of 16 tokens] float32 [columns, 16 tokens], each with its `digit_tiles` behind it
+    digit_tiles  [groups of 16 tokens] `digit_tiles`, for the down projection behind float32 [columns, 16]
 
 `padded` columns are whole blocks; those behind the end are zero.
 """
@@ -42,6 +42,9 @@ class Layout:
     columns: int
     order: npt.NDArray[np.int64]
     digit_bytes: int = 0
+    """Of a token."""
+    has_floats: bool = True
+    """Whether digits in tiles have float32 in front of them."""
 
     @classmethod
     def of_digits(cls, rows: IntegerRows, lanes: int) -> Layout:
@@ -50,9 +53,9 @@ class Layout:
         return cls("digits", row.columns, np.arange(lanes), row.num_bytes)
 
     @classmethod
-    def of_digit_tiles(cls, columns: int) -> Layout:
+    def of_digit_tiles(cls, columns: int, *, has_floats: bool) -> Layout:
         """For products of tiles of bytes: whole tiles. A token has a scale and two digits a column."""
-        return cls("digit_tiles", columns, np.arange(BYTE_COLUMNS), 4 + 2 * columns)
+        return cls("digit_tiles", columns, np.arange(BYTE_COLUMNS), 4 + 2 * columns, has_floats)
 
     @classmethod
     def of(cls, rows: Rows, lanes: int, *, unit: Unit) -> Layout:
@@ -75,7 +78,7 @@ class Layout:
     def digits_at(self) -> int:
         """Where a token's digits begin, or in tiles a group's, in bytes from its first value; 0 without."""
         if self.unit == "digit_tiles":
-            return TILE * 4 * self.padded
+            return TILE * 4 * self.padded * self.has_floats
         return -(-4 * self.padded // LINE_BYTES) * LINE_BYTES if self.digit_bytes else 0
 
     @property

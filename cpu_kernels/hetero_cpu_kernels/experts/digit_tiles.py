@@ -5,8 +5,8 @@
     block    of 64 columns: a tile of high digits, a tile of low ones
     tile     row k: columns 4k, 4k + 1, 4k + 2 and 4k + 3 of token 0, then of token 1 ...
 
-The float32 are outputs of the gate. A scale needs the largest of them all, which several workers compute: so
-digits are made when they have met.
+The float32 are outputs of the gate; there are none for the up projection. A scale needs the largest of them
+all, which several workers compute: so digits are made when they have met.
 
     inputs   arguments   0 addresses of 16 tokens' rows of float32; or float32 [columns, 16 tokens]
                          1 where digits go

@@ -79,7 +79,7 @@ class Program:
         rows = looked_up_rows_of(matrix, target) or rows_of(form, matrix)
         integer_rows = integer_rows_of(matrix, target)
         many_rows = PairRows(matrix) if _is_in_pairs(form, matrix, target) else rows
-        many, tiles_from = _many_of(many_rows, target)
+        many, tiles_from = _many_of(form, many_rows, target)
         program = cls(
             matrix,
             target,
@@ -157,10 +157,11 @@ class Program:
         return PlainRows(panel, DECODERS["float32"])
 
 
-def _many_of(rows: Rows, target: Target) -> tuple[Layout, type[Weights] | None]:
+def _many_of(form: ExpertForm, rows: Rows, target: Target) -> tuple[Layout, type[Weights] | None]:
     """The layout of many tokens, and where tiles of weights come from without a panel."""
     if multiplies_byte_tiles(rows.matrix, target):
-        return Layout.of_digit_tiles(rows.matrix.cols), ByteWeights
+        is_up = rows.matrix == form.up
+        return Layout.of_digit_tiles(rows.matrix.cols, has_floats=not is_up), ByteWeights
     layout = Layout.of(rows, target.lanes, unit=target.many)
     return layout, on_the_way(rows, target.lanes) if target.many == "tiles" else None
 
