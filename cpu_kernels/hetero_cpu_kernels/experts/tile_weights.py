@@ -38,6 +38,7 @@ class Weights(ABC):
     steps = 1
     """Products of tiles in a turn."""
     turn_columns = TILE_COLUMNS
+    """Columns of a turn."""
 
     def __init__(self, emit: Emitter, rows: Rows, layout: Layout) -> None:
         self._emit, self._rows, self._layout = emit, rows, layout
