@@ -1,9 +1,9 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land ─ ensure ─ gather ─ ask ─ await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
-                                          │        ▲                                 │             ▲
-    beside                                │        │                                 └─ or ask ────┤
-    worker      ──────────────────────────┴─ copy ─┘        its own thread and stream    └─ copy ──┘
+    layer l     land, ensure ─ gather ─ ask ─ await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
+                                         │        ▲                                 │             ▲
+    beside                               │        │                                 └─ or ask ────┤
+    worker      ─────────────────────────┴─ copy ─┘        its own thread and stream    └─ copy ──┘
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
@@ -29,6 +29,7 @@ from hetero_gpu.control import ControlRegion, CopyEngine, PrefetchWorker
 from hetero_gpu.packed.layout import RING_BUFFERS
 from hetero_gpu.tables import (
     DeviceTables,
+    Landings,
     MappedBank,
     await_late,
     create_prefetch,
@@ -115,6 +116,7 @@ class CapturedPrefetch:
         if bank.packing is not None:
             room = (max(RING_BUFFERS, len(engine.events) + 1), bank.record_bytes)
             self._staging = torch.empty(room, dtype=torch.uint8, device=tables.device)
+        self._landings = Landings(region, bank.record_bytes, is_staged=self._staging is not None)
         self._worker = PrefetchWorker(
             self._region,
             bank=records.view(-1, bank.record_bytes),
@@ -130,24 +132,23 @@ class CapturedPrefetch:
 
     # ---- captured, for each layer
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
-        """Before `ensure`, which must await what is late."""
+    def begin_layer(self, layer: int, chosen: torch.Tensor, *, is_looked_at: bool) -> Landings | None:
+        """Before `ensure`, which must await what is late. `is_looked_at`: somebody reads the tables before
+        that does. Returns what `ensure` is to take note of itself; None: that is done."""
         self._beside.join()
-        if layer == 0 or not self._asker.asks_beside:
-            self._land()
+        pending = None
+        if not (self._asker.asks_beside or is_looked_at):
+            pending = self._landings
+        elif layer == 0 or not self._asker.asks_beside:
+            land(self._tables, self._landings)
         self._asker.begin_layer(layer, chosen)
+        return pending
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""
         if not self._asker.asks_beside:
             self._asker.ask(layer, hidden)
-        await_late(
-            self._tables,
-            slots,
-            region=self._region,
-            record_bytes=self._bank.record_bytes,
-            is_staged=self._staging is not None,
-        )
+        await_late(self._tables, slots, self._landings)
         if self._staging is None:
             gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
         else:
@@ -156,7 +157,7 @@ class CapturedPrefetch:
             with self._beside.begin():
                 self._asker.ask(layer, hidden)
                 if layer < self._tables.num_layers - 1:
-                    self._land()  # for the layer to come
+                    land(self._tables, self._landings)  # for the layer to come
 
     def end_layer(self, layer: int) -> None:
         """After the experts of `layer`: with the last layer a step ends, and all that was begun in it."""
@@ -202,21 +203,13 @@ class CapturedPrefetch:
             self._tables.drop_prefetches()
             return
         self._worker.drain()
-        self._land()
+        land(self._tables, self._landings)
         if self._staging is not None:
             self._unpack(self._staging, late_layer=None)
 
     def close(self) -> None:
         """End the worker; no step may follow."""
         self._worker.close()
-
-    def _land(self) -> None:
-        land(
-            self._tables,
-            region=self._region,
-            record_bytes=self._bank.record_bytes,
-            is_staged=self._staging is not None,
-        )
 
     def _unpack(self, staging: torch.Tensor, *, late_layer: int | None) -> None:
         unpack_landed(

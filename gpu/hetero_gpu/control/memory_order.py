@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import num_threads
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported)."""
-
-_LANES = tl.constexpr(32)
 
 if IS_INTERPRETED:
 
@@ -48,12 +47,13 @@ else:
 
     @triton.jit
     def load_acquire(address):  # type: ignore[no-untyped-def]
-        # All threads must go on with one value although the word may change between two of their loads: one
-        # warp loads it in one instruction and agrees on the least. Kernels that acquire run as ONE warp.
+        # All threads must go on with one value although the word may change between two of their loads: each
+        # loads it, and they agree on the least. So the word must only grow, and everything that was written
+        # before a release must stay true after the next.
         values = tl.inline_asm_elementwise(
             "ld.acquire.sys.global.b64 $0, [$1];",
             "=l,l",
-            [tl.cast(address, tl.int64) + tl.zeros((_LANES,), tl.int64)],
+            [tl.cast(address, tl.int64) + tl.zeros((num_threads(),), tl.int64)],
             dtype=tl.int64,
             is_pure=False,
             pack=1,

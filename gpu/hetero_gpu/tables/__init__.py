@@ -14,13 +14,14 @@ from __future__ import annotations
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.tables.ensure import ensure
 from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
-from hetero_gpu.tables.landing import await_late, land
+from hetero_gpu.tables.landing import Landings, await_late, land
 from hetero_gpu.tables.prefetch import create_prefetch
 from hetero_gpu.tables.state import DeviceTables
 from hetero_gpu.tables.unpack import unpack_landed
 
 __all__ = [
     "DeviceTables",
+    "Landings",
     "MappedBank",
     "TableError",
     "await_late",

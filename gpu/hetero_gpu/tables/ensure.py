@@ -12,6 +12,8 @@
 Step for step what `hetero_scheduler.SlotMachine` does; the tests hold both to the same sequences. Nothing is
 allocated and the host reads nothing, so a launch can be captured in a CUDA graph. `gather` must follow.
 
+With `landings`, what `land` does comes first, in the same launch: what has landed is a hit.
+
 A requested expert whose prefetch is still under way keeps its FETCH slot. Either it is gathered into it at
 once: both writers bring the same bytes, and the slot stays out of reach until the worker reports it. Or, with
 `awaits_late`, `await_late` is to follow.
@@ -29,6 +31,7 @@ import triton.language as tl
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.overlap import meet, overlap_options
+from hetero_gpu.tables.landing import Landings, begin_layer, landing_arguments
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import EVICTION_POLICIES, SlotState
 from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
@@ -58,14 +61,20 @@ def policy_number(name: str) -> int:
 
 
 def ensure(
-    tables: DeviceTables, layer: int, top_k_index: torch.Tensor, *, awaits_late: bool = False
+    tables: DeviceTables,
+    layer: int,
+    top_k_index: torch.Tensor,
+    *,
+    awaits_late: bool = False,
+    landings: Landings | None = None,
 ) -> torch.Tensor:
     """Decide where each expert of `top_k_index` (integer `[T, K]`, contiguous) lies or will be loaded.
 
     Returns slots, int32 `[T, K]`, a view into the tables that the next `ensure` overwrites; the experts are
     there once `gather` has run, and with `awaits_late` also `await_late` and what follows it. An index below
     0 is a pair to skip: its slot is -1. If a load finds no slot, its pairs get -1 and the error word says so.
-    Each layer of a pass calls this once, in order.
+    Each layer of a pass calls this once, in order. `landings`: None where `land` was called, or nothing is
+    prefetched.
     """
     num_pairs = top_k_index.numel()
     sizes = tables.layer_sizes(num_pairs)
@@ -81,7 +90,11 @@ def ensure(
         tables.error_address,
         tables.pause_address,
         layer,
+        *landing_arguments(tables, landings),
         **sizes,
+        LANDS=landings is not None,
+        RING=1 if landings is None else landings.region.ring_size,
+        IS_STAGED=landings is not None and landings.is_staged,
         AWAITS_LATE=awaits_late,
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
@@ -91,7 +104,16 @@ def ensure(
     return tables.slot_of_pair[:num_pairs].view(top_k_index.shape)
 
 
-@triton.jit(do_not_specialize=["error_address", "pause_address", "layer"])  # type: ignore[untyped-decorator]
+_ADDRESSES = [
+    "error_address",
+    "pause_address",
+    "landings_address",
+    "landing_tail_address",
+    "position_address",
+]
+
+
+@triton.jit(do_not_specialize=[*_ADDRESSES, "record_bytes", "layer"])  # type: ignore[untyped-decorator]
 def _ensure_kernel(  # type: ignore[no-untyped-def]
     top_k_index,
     slot_of_pair,
@@ -102,6 +124,12 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     error_address,
     pause_address,
     layer,
+    landed,
+    patience,
+    landings_address,
+    landing_tail_address,
+    position_address,
+    record_bytes,
     NUM_PAIRS: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
@@ -110,12 +138,21 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     SLOT_BLOCK: tl.constexpr,  # noqa: N803
     LAYER_BLOCK: tl.constexpr,  # noqa: N803
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+    LANDS: tl.constexpr,  # noqa: N803
+    RING: tl.constexpr,  # noqa: N803
+    IS_STAGED: tl.constexpr,  # noqa: N803
     AWAITS_LATE: tl.constexpr,  # noqa: N803
     POLICY: tl.constexpr,  # noqa: N803
     HALF_LIFE: tl.constexpr,  # noqa: N803
     OVERLAPS: tl.constexpr,  # noqa: N803
 ):
     meet(OVERLAPS)
+    if LANDS:
+        begin_layer(
+            tables, landed, patience, landings_address, landing_tail_address, position_address, record_bytes,
+            error_address, RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+        )  # fmt: skip
+        tl.debug_barrier()
     # ---- read
     experts = tl.arange(0, EXPERT_BLOCK)
     row = layer * NUM_EXPERTS + experts

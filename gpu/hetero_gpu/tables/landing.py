@@ -13,6 +13,8 @@ a landing comes. So the device never hangs, and a layer always has its bytes: fr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -39,76 +41,82 @@ _MOST_LOOKS = tl.constexpr(MOST_LOOKS)
 _GATHERED, _AWAITED = tl.constexpr(1), tl.constexpr(2)
 
 
-def land(tables: DeviceTables, *, region: ControlRegion, record_bytes: int, is_staged: bool = False) -> None:
+@dataclass(frozen=True)
+class Landings:
+    """Where landings are reported, and what they bring."""
+
+    region: ControlRegion
+    record_bytes: int
+    """What crosses the link for one."""
+    is_staged: bool = False
+    """Whether landed bytes lie in staging buffers; then `unpack_landed` must follow before slabs are read."""
+
+
+def landing_arguments(tables: DeviceTables, landings: Landings | None) -> tuple[object, ...]:
+    """What `begin_layer` takes between tables and error word; without landings nothing of it is read."""
+    link = (0, 0, 0, 0)
+    if landings is not None:
+        region = landings.region
+        words = (region.address(Word.LANDING_TAIL), region.address(Word.POSITION))
+        link = (region.landings_address, *words, landings.record_bytes)
+    return (tables.landed_for_kernels, tables.patience, *link)
+
+
+def land(tables: DeviceTables, landings: Landings) -> None:
     """While a task has no landing, tell the worker that a layer begins, and take note of every landing
     reported so far; otherwise nobody asks, and host memory is left alone. A landing whose tag is not its
-    slot's any more changes nothing. Once a layer, before `ensure`.
-
-    `record_bytes`: what crosses the link for one. `is_staged`: landed bytes lie in staging buffers, and
-    `unpack_landed` must follow before anything reads slabs. Asynchronous, capturable.
-    """
+    slot's any more changes nothing. Once a layer, before `ensure`, which can do it too. Asynchronous,
+    capturable."""
     _land_kernel[(1,)](
-        tables.patience,
-        region.address(Word.POSITION),
-        *_landing_arguments(tables, region, record_bytes),
-        RING=region.ring_size,
+        tables.for_kernels,
+        *landing_arguments(tables, landings),
+        tables.error_address,
+        RING=landings.region.ring_size,
         NUM_SLOTS=tables.num_slots,
         NUM_EXPERTS=tables.num_experts,
-        IS_STAGED=is_staged,
-        num_warps=1,  # load_acquire asks for it
-        **overlap_options(tables.device),
-    )
-
-
-def await_late(
-    tables: DeviceTables, slots: torch.Tensor, *, region: ControlRegion, record_bytes: int, is_staged: bool
-) -> None:
-    """Wait, within bounds, for the prefetches of `slots` (what `ensure(..., awaits_late=True)` returned);
-    `gather(..., is_late=True)` must follow. Arguments as for `land`. Asynchronous, capturable."""
-    num_pairs = slots.numel()
-    _await_kernel[(1,)](
-        slots,
-        tables.late_slot,
-        tables.late_key,
-        tables.late_count,
-        tables.patience,
-        tables.pause_address,
-        *_landing_arguments(tables, region, record_bytes),
-        NUM_PAIRS=num_pairs,
-        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
-        RING=region.ring_size,
-        NUM_SLOTS=tables.num_slots,
-        NUM_EXPERTS=tables.num_experts,
-        IS_STAGED=is_staged,
+        IS_STAGED=landings.is_staged,
         num_warps=1,
         **overlap_options(tables.device),
     )
 
 
-def _landing_arguments(tables: DeviceTables, region: ControlRegion, record_bytes: int) -> tuple[object, ...]:
-    return (
+def await_late(tables: DeviceTables, slots: torch.Tensor, landings: Landings) -> None:
+    """Wait, within bounds, for the prefetches of `slots` (what `ensure(..., awaits_late=True)` returned);
+    `gather(..., is_late=True)`, or `unpack_landed`, must follow. Asynchronous, capturable."""
+    num_pairs = slots.numel()
+    _await_kernel[(1,)](
         tables.for_kernels,
-        tables.landed_for_kernels,
-        region.landings_address,
-        region.address(Word.LANDING_TAIL),
+        *landing_arguments(tables, landings),
         tables.error_address,
-        record_bytes,
+        slots,
+        tables.late_slot,
+        tables.late_key,
+        tables.late_count,
+        tables.pause_address,
+        NUM_PAIRS=num_pairs,
+        PAIR_BLOCK=triton.next_power_of_2(num_pairs),
+        RING=landings.region.ring_size,
+        NUM_SLOTS=tables.num_slots,
+        NUM_EXPERTS=tables.num_experts,
+        IS_STAGED=landings.is_staged,
+        num_warps=1,
+        **overlap_options(tables.device),
     )
 
 
-_ADDRESSES = ["landings_address", "landing_tail_address", "error_address"]
+_ADDRESSES = ["landings_address", "landing_tail_address", "position_address", "error_address"]
 
 
-@triton.jit(do_not_specialize=["position_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_ADDRESSES)  # type: ignore[untyped-decorator]
 def _land_kernel(  # type: ignore[no-untyped-def]
-    patience,
-    position_address,
     tables,
     landed,
+    patience,
     landings_address,
     landing_tail_address,
-    error_address,
+    position_address,
     record_bytes,
+    error_address,
     RING: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
@@ -116,6 +124,28 @@ def _land_kernel(  # type: ignore[no-untyped-def]
     OVERLAPS: tl.constexpr,  # noqa: N803
 ):
     meet(OVERLAPS)
+    begin_layer(
+        tables, landed, patience, landings_address, landing_tail_address, position_address, record_bytes,
+        error_address, RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def begin_layer(  # type: ignore[no-untyped-def]
+    tables,
+    landed,
+    patience,
+    landings_address,
+    landing_tail_address,
+    position_address,
+    record_bytes,
+    error_address,
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    IS_STAGED: tl.constexpr,  # noqa: N803
+):
+    """What `land` does, by one program. What it wrote is seen behind the next barrier."""
     if tl.load(tables.num_emitted) > tl.load(tables.num_landed):
         store_release(position_address, tl.load(tables.position) + 1)
         num_new = _take_landings(
@@ -128,18 +158,19 @@ def _land_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pause_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
 def _await_kernel(  # type: ignore[no-untyped-def]
+    tables,
+    landed,
+    patience,
+    landings_address,
+    landing_tail_address,
+    position_address,
+    record_bytes,
+    error_address,
     slots,
     late_slot,
     late_key,
     late_count,
-    patience,
     pause_address,
-    tables,
-    landed,
-    landings_address,
-    landing_tail_address,
-    error_address,
-    record_bytes,
     NUM_PAIRS: tl.constexpr,  # noqa: N803
     PAIR_BLOCK: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803

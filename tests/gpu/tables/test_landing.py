@@ -13,7 +13,7 @@ from hetero_gpu import SlabPool
 from hetero_gpu.control import Landed, Word
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import pack_reference
-from hetero_gpu.tables import MappedBank, await_late, ensure, gather, land, unpack_landed
+from hetero_gpu.tables import Landings, MappedBank, await_late, ensure, gather, land, unpack_landed
 from hetero_gpu.tables.state import MOST_LOOKS
 from hetero_scheduler import SlotState
 from tests.gpu.packed.records import as_bytes, weights
@@ -38,13 +38,7 @@ class Awaiting:
         self.setting.land()
         device = self.setting.device
         slots = ensure(self.tables, 1, torch.tensor([experts], device=device), awaits_late=True)
-        await_late(
-            self.tables,
-            slots,
-            region=self.setting.region,
-            record_bytes=RECORD_BYTES,
-            is_staged=False,
-        )
+        await_late(self.tables, slots, self.setting.landings)
         self.setting.sync()
         return slots
 
@@ -149,6 +143,7 @@ def test_packed_landings_are_decoded_and_their_buffers_freed(device: torch.devic
     staging = torch.zeros(3, layout.packed_bytes, dtype=torch.uint8, device=device)
     slabs, tables = SlabPool(4, layout.plain_bytes, device), setting.tables
     bank = MappedBank(0, layout.packed_bytes, layout)  # of which nothing is read
+    landings = Landings(setting.region, layout.packed_bytes, is_staged=True)
     slabs.memory.fill_(0xA5)
 
     def unpack() -> None:
@@ -164,7 +159,7 @@ def test_packed_landings_are_decoded_and_their_buffers_freed(device: torch.devic
         staging[buffer] = torch.from_numpy(record).to(device)
         setting.report(slot, tag, Landed.ARRIVED, buffer=buffer)
         slots.append(slot)
-    land(tables, region=setting.region, record_bytes=layout.packed_bytes, is_staged=True)
+    land(tables, landings)
     unpack()
     for slot, record in zip(slots, plain, strict=True):
         assert np.array_equal(slabs.slab(slot).cpu().numpy(), record)
@@ -173,7 +168,7 @@ def test_packed_landings_are_decoded_and_their_buffers_freed(device: torch.devic
     setting.prefetch(0, [WANTED + 2])
     _, slot, tag, _ = setting.take()[0]
     setting.report(slot, tag - 1, Landed.ARRIVED, buffer=1)  # for nobody
-    land(tables, region=setting.region, record_bytes=layout.packed_bytes, is_staged=True)
+    land(tables, landings)
     unpack()
     assert setting.region.read(Word.CONSUMED) == 3
     assert bool((slabs.slab(slot) == 0xA5).all())

@@ -9,7 +9,7 @@ from hetero_gpu import SlabPool
 from hetero_gpu.control import Landed, Word
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.layout import CHUNK_ELEMENTS
-from hetero_gpu.tables import MappedBank, await_late, ensure, unpack_landed
+from hetero_gpu.tables import Landings, MappedBank, await_late, ensure, unpack_landed
 from tests.gpu.tables.test_gather_packed import num_crossing
 from tests.gpu.tables.test_prefetch import NUM_EXPERTS, RECORD_BYTES, Setting, packed_records
 
@@ -32,8 +32,8 @@ class Packed:
         self.slabs.memory.fill_(0xA5)
         self.prefetch(arrived)
         self.slots = ensure(self.tables, 1, torch.tensor([[1, 2]], device=device), awaits_late=True)
-        region = self.setting.region
-        await_late(self.tables, self.slots, region=region, record_bytes=LAYOUT.packed_bytes, is_staged=True)
+        landings = Landings(self.setting.region, LAYOUT.packed_bytes, is_staged=True)
+        await_late(self.tables, self.slots, landings)
         self.setting.sync()
 
     def prefetch(self, arrived: list[int]) -> None:
