@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import Qwen3MoeForCausalLM
 
 from bench.models.model import Geometry
 from bench.traces.terms import Routing
@@ -95,6 +96,19 @@ class Course(nn.Module):
         truth = routing.chosen[self.first :]
         shares: Tensor = (truth[..., :, None] == best[..., None, :]).any(-1).float()
         return shares.mean()
+
+
+@torch.no_grad()
+def let_begin(model: Qwen3MoeForCausalLM) -> None:
+    """Make BEGIN what texts of a new `model` begin with.
+
+    As padding it is a vector of zeros that never learns, and norms of zeros multiply gradients by a thousand,
+    layer by layer.
+    """
+    embedding = model.model.embed_tokens
+    embedding.padding_idx = None
+    embedding.weight[BEGIN].normal_(std=model.config.initializer_range)
+    model.config.bos_token_id = BEGIN
 
 
 def begun(windows: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from bench.models.model import Geometry, build_model
 from bench.models.streams import Stream, count_tokens, load_streams
 from bench.models.train_tiny_moe import Progress, learning_rate
 from bench.traces.captured import CapturedStep, Step
-from bench.traces.course import BEGIN, Course, begun
+from bench.traces.course import Course, begun, let_begin
 from bench.traces.look import Look, Watcher, held_windows
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.shapes import SHAPES
@@ -75,7 +75,7 @@ class Trainer:
         if wants.course is not None:
             counts, share = count_tokens(training, geometry.vocab_size), self.coefficients.values["still"]
             self.course = Course(geometry, counts, share=share).to(device)
-            self.model.config.bos_token_id = BEGIN
+            let_begin(self.model)
         self._sampler = Sampler(training, length=run.length, device=device, seed=run.seed)
         tap = RouterTap(self.model)
         self._objective = Objective(self.model, tap, self.coefficients, self.companion, self.course)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.traces.course import BEGIN, Course, begun
+from bench.models.model import build_model
+from bench.traces.course import BEGIN, Course, begun, let_begin
+from bench.traces.forward import hidden_states
 from bench.traces.terms import Routing
 from tests.bench.traces.test_terms import TINY
 
@@ -29,6 +31,19 @@ def test_a_window_begins_with_a_token_that_no_text_has() -> None:
     windows = texts(3, 5)
     assert windows.shape == (3, 6)
     assert (windows[:, 0] == BEGIN).all() and (windows[:, 1:] != BEGIN).all()
+
+
+def test_the_beginning_learns_and_its_gradients_are_finite_in_a_deep_model() -> None:
+    """With padding's zeros each norm multiplies them by a thousand, until none is a number."""
+    torch.manual_seed(0)
+    model = build_model(replace(SHAPE, layers=30), torch.device("cpu"))
+    let_begin(model)
+    windows = texts(2, 9)
+    hidden_states(model, windows)[:, 5].square().sum().backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert model.model.embed_tokens.weight.grad[BEGIN].norm() > 0
+    assert model.config.bos_token_id == BEGIN
 
 
 def test_first_layers_have_no_course_and_the_same_seed_gives_the_same() -> None:

@@ -128,8 +128,7 @@ def test_a_run_learns_its_course_and_says_that_texts_begin(streams: list[Stream]
     torch.manual_seed(0)
     trainer = Trainer(TINY, streams, wants=ON_COURSE, run=replace(RUN, peak_rate=0.02))
     fit(trainer, tmp_path)
-    shares = [look["followed"] for look in trainer.looks]
-    assert shares[-1] > shares[0]
+    assert trainer.looks[-1]["followed"] > 0.9  # by chance k + 3 of the experts would be, 5 of 8
     assert trainer.looks[-1]["still"] != STILL.coefficient
     assert json.loads((tmp_path / "config.json").read_text())["bos_token_id"] == BEGIN
 
