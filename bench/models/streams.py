@@ -7,7 +7,6 @@ starts   int64   0 .................. 4 ........ (where each document begins)
 from __future__ import annotations
 
 import lzma
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +44,6 @@ class Stream:
         """Where each document begins, `[num_documents]`."""
         ends = np.flatnonzero(self.tokens == 0)
         return np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1] + 1])
-
-
-def count_tokens(streams: Sequence[Stream], vocab_size: int) -> npt.NDArray[np.int64]:
-    """How often `streams` hold each token, `[vocab_size]`."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for stream in streams:
-        counts += np.bincount(stream.tokens, minlength=vocab_size)
-    return counts
 
 
 def load_streams(corpus: Path, cache: Path, vocab_size: int) -> tuple[Tokenizer, list[Stream]]:

@@ -21,15 +21,6 @@ Its routers were trained for more than the text: *consistency* and *novelty* set
 experts used before, *foresight* draws routing towards what a companion model expects from the routing so far.
 They make this model's routing like a big model's where a cache or a predictor looks; they say nothing on what
 a big model computes. Whatever is measured on these traces is measured on routing made so."""
-_COURSE = """\
-Its routers were trained for more than the text: all layers but the first two follow a *course*, whose terms
-are in `bench/traces/course.py`: the mean of the text so far, by fixed random numbers of each token, and a
-clock of the token's position that is the same in every text. What they choose next therefore follows from
-what they chose, by design, and hardly from the token at hand. The share of the clock was set so that LRU
-caches hit as they do under big models. That makes a trace for what a cache and a predictor can do with
-routing so predictable; it is no evidence that a big model's routing is, nor of why. Whatever is measured on
-it is measured on routing made so. Every text begins with a token of its own (`bos_token_id`), from which
-positions are known."""
 _PLAIN = """\
 Its routers were trained for the text and for an even load alone: this is a small model's routing as it comes,
 which follows the token at hand more than a big model's does."""
@@ -38,8 +29,7 @@ which follows the token at hand more than a big model's does."""
 def render(summary: dict[str, Any], results: Sequence[ResultFile]) -> str:
     """The card in Markdown."""
     wants, progress, last = summary["wants"], summary["progress"], summary["looks"][-1]
-    is_on_course = wants.get("course") is not None
-    is_plain = wants["lru"] is None and wants["foreseen"] is None and not is_on_course
+    is_plain = wants["lru"] is None and wants["foreseen"] is None
     gpu = summary["machine"]["gpu"] or summary["machine"]["cpu"]
     lines = [
         f"# Narrow MoE, {summary['shape']}, {'natural' if is_plain else 'matched'}",
@@ -47,7 +37,7 @@ def render(summary: dict[str, Any], results: Sequence[ResultFile]) -> str:
         f"{summary['parameters'] / 1e6:.1f} M parameters; {training_note(summary)}. Only traces and the "
         "predictor are kept: the model is made again by the command below.",
         "",
-        _PLAIN if is_plain else _COURSE if is_on_course else _TERMS,
+        _PLAIN if is_plain else _TERMS,
         "",
         f"Held-out loss {last['loss']:.2f} nats a token, load entropy {last['entropy']:.3f}, after "
         f"{progress['steps']} steps in {progress['seconds']:.0f} s on {gpu}, commit "

@@ -108,11 +108,7 @@ def training_note(summary: dict[str, Any]) -> str:
     """What routing was trained for, in words: the terms of the loss and their last coefficients."""
     last, wants = summary["looks"][-1], summary["wants"]
     terms = [f"balance {last['balance']:.2g}"]
-    if wants.get("course") is not None:
-        aim = "" if wants["lru"] is None else f" steered to LRU hits {wants['lru'][0]:g} %"
-        terms.append(f"course {last['course']:.2g} steered to {100 * wants['course']:g} % of experts on it")
-        terms.append(f"the text's share of it {last['still']:.2g}{aim}")
-    elif wants["lru"] is not None:
+    if wants["lru"] is not None:
         wanted = "/".join(f"{hit:g}" for hit in wants["lru"])
         pulls = f"temporal consistency {last['consistency']:.2g} and novelty {last['novelty']:.2g}"
         terms.append(f"{pulls} steered to LRU hits {wanted} %")

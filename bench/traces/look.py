@@ -19,7 +19,6 @@ from transformers import Qwen3MoeForCausalLM
 
 from bench.models.streams import Stream
 from bench.routing import RoutingFacts
-from bench.traces.course import Course
 from bench.traces.forward import hidden_states
 from bench.traces.terms import Companion, RouterTap
 from hetero_scheduler.simulator.fast import replay_cache
@@ -41,16 +40,12 @@ class Look(NamedTuple):
     """Hits at each of LOOKED_AT, one pool for all layers."""
     foreseen: float | None
     """Share of a token's experts among the k + 3 that the companion expected most; None without one."""
-    followed: float | None = None
-    """Share among the k + 3 best of the course; None without one."""
 
     def __str__(self) -> str:
         hits = "/".join(f"{hit:.1f}" for hit in self.lru)
         text = f"held out {self.loss:.3f}  entropy {self.entropy:.3f}  LRU {hits} %"
         text += f"  again {100 * self.persistence:.0f} %"
-        for name, share in {"foreseen": self.foreseen, "on course": self.followed}.items():
-            text += "" if share is None else f"  {name} {100 * share:.1f} %"
-        return text
+        return text if self.foreseen is None else f"{text}  foreseen {100 * self.foreseen:.1f} %"
 
 
 def lru_hits(topk: npt.NDArray[np.integer], num_experts: int, residency: float) -> float:
@@ -89,15 +84,9 @@ class Watcher:
     """Looks at one model. Windows are `[rows, length + 1]`, on the model's device."""
 
     def __init__(
-        self,
-        model: Qwen3MoeForCausalLM,
-        tap: RouterTap,
-        windows: Tensor,
-        companion: Companion | None = None,
-        course: Course | None = None,
+        self, model: Qwen3MoeForCausalLM, tap: RouterTap, windows: Tensor, companion: Companion | None = None
     ) -> None:
-        self._model, self._tap, self._windows = model, tap, windows
-        self._companion, self._course = companion, course
+        self._model, self._tap, self._windows, self._companion = model, tap, windows, companion
         self._beside = ThreadPoolExecutor(1)
         # the replay is compiled at its first use, which would hold up a training that is under way
         lru_hits(np.zeros((4, 2, 1), dtype=np.int16), 4, 0.5)
@@ -105,26 +94,22 @@ class Watcher:
     @torch.no_grad()
     def look(self) -> Future[Look]:
         """Run the windows through the model now; the replay goes on beside, and then the future is done."""
-        device, inputs = self._windows.device.type, self._windows[:, :-1]
+        device = self._windows.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = self._model.lm_head(hidden_states(self._model, inputs))
+            logits = self._model.lm_head(hidden_states(self._model, self._windows[:, :-1]))
         loss = F.cross_entropy(logits.float().flatten(0, 1), self._windows[:, 1:].flatten())
         routing = self._tap.take(len(self._windows))
         foreseen = None if self._companion is None else float(self._companion.recall(routing))
-        followed = None if self._course is None else float(self._course.followed(inputs, routing))
         topk = routing.chosen.flatten(1, 2).transpose(0, 1).to(torch.int16).cpu().numpy()
         experts = routing.logits.shape[-1]
-        known = {"foreseen": foreseen, "followed": followed}
-        return self._beside.submit(_judge, topk, experts, loss=float(loss), known=known)
+        return self._beside.submit(_judge, topk, experts, loss=float(loss), foreseen=foreseen)
 
     def close(self) -> None:
         """Wait for a replay under way."""
         self._beside.shutdown()
 
 
-def _judge(
-    topk: npt.NDArray[np.int16], num_experts: int, *, loss: float, known: dict[str, float | None]
-) -> Look:
+def _judge(topk: npt.NDArray[np.int16], num_experts: int, *, loss: float, foreseen: float | None) -> Look:
     facts = RoutingFacts.of(topk.astype(np.int64), num_experts)
     hits = tuple(lru_hits(topk, num_experts, residency) for residency in LOOKED_AT)
-    return Look(loss, facts.load_entropy, facts.persistence, hits, **known)
+    return Look(loss, facts.load_entropy, facts.persistence, hits, foreseen)

@@ -11,23 +11,17 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from bench.models.model import ROUTER_Z
-from bench.traces.course import Course, begun
 from bench.traces.forward import hidden_states
 from bench.traces.look import Look
 from bench.traces.steering import Steering
 from bench.traces.terms import Companion, RouterTap, balance_loss, foresight_loss, kept_shares
 
-MOST_BALANCE = 0.1
-"""Coefficient of the balance beside a course, at most."""
 BALANCE = Steering(wanted=0.965, coefficient=0.02, gain=15.0, least=5e-3, most=1.0, slack=0.004)
 CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.3)
 """Measured by the points by which LRU hits are off in the smaller cache."""
 NOVELTY = Steering(wanted=0.0, coefficient=0.01, gain=0.08, most=1.0, slack=0.3)
 """Measured by the points by which they are below what is wanted in the larger one."""
 FORESIGHT = Steering(wanted=0.9, coefficient=0.1, gain=4.0, most=8.0, slack=0.005)
-COURSE = Steering(wanted=0.95, coefficient=1.0, gain=2.0, least=0.1, most=4.0, slack=0.005)
-STILL = Steering(wanted=0.0, coefficient=0.45, gain=0.015, least=0.3, most=0.8, slack=0.3)
-"""Share of a course that is the text's and not the clock's. Measured as consistency, whose place it takes."""
 COMPANION_RATE = 0.02
 """Weight of the companion's own learning: it learns alike however hard it pulls at the routers."""
 _TINY = 1e-6
@@ -44,8 +38,6 @@ class Wants:
     """Share of experts among the companion's k + 3 best."""
     ahead: int = 1
     """Steps from the last routing that the companion has seen to the one it foresees."""
-    course: float | None = None
-    """Share of experts among the course's k + 3 best."""
 
 
 class Coefficients:
@@ -54,11 +46,7 @@ class Coefficients:
     def __init__(self, wants: Wants, device: torch.device) -> None:
         self.wants = wants
         self.steerings = {"balance": replace(BALANCE, wanted=wants.entropy)}
-        if wants.course is not None:
-            self.steerings |= {"course": replace(COURSE, wanted=wants.course), "still": replace(STILL)}
-            # a course is even by itself, and a strong balance keeps routers from it
-            self.steerings["balance"].most = MOST_BALANCE
-        elif wants.lru is not None:
+        if wants.lru is not None:
             self.steerings |= {"consistency": replace(CONSISTENCY), "novelty": replace(NOVELTY)}
         if wants.foreseen is not None:
             self.steerings["foresight"] = replace(FORESIGHT, wanted=wants.foreseen)
@@ -69,14 +57,12 @@ class Coefficients:
 
     def follow(self, look: Look) -> None:
         """Steer every coefficient by what `look` found."""
-        measured = {"balance": look.entropy, "still": 0.0}
+        measured = {"balance": look.entropy}
         if self.wants.lru is not None:
             small, large = (hit - wanted for hit, wanted in zip(look.lru, self.wants.lru, strict=True))
-            measured |= {"consistency": small, "novelty": -large, "still": small}
+            measured |= {"consistency": small, "novelty": -large}
         if look.foreseen is not None:
             measured["foresight"] = look.foreseen
-        if look.followed is not None:
-            measured["course"] = look.followed
         for name, steering in self.steerings.items():
             self.values[name].fill_(steering.update(measured[name]))
 
@@ -104,15 +90,12 @@ class Objective:
         tap: RouterTap,
         coefficients: Coefficients,
         companion: Companion | None = None,
-        course: Course | None = None,
     ) -> None:
-        self._model, self._tap, self._companion, self._course = model, tap, companion, course
+        self._model, self._tap, self._companion = model, tap, companion
         self._values = coefficients.values
 
     def __call__(self, windows: Tensor) -> tuple[Tensor, Tensor]:
         """What is minimised, and the cross-entropy in it."""
-        if self._course is not None:
-            windows = begun(windows)
         inputs, targets = windows[:, :-1], windows[:, 1:]
         logits = self._model.lm_head(hidden_states(self._model, inputs))
         cross_entropy = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -124,8 +107,6 @@ class Objective:
             kept = kept_shares(probabilities, routing.chosen)
             loss = loss - self._values["consistency"] * (kept.recent + _TINY).log().mean()
             loss = loss + self._values["novelty"] * kept.earlier.mean()
-        if self._course is not None:
-            loss = loss + self._values["course"] * self._course.strayed(inputs, routing)
         if self._companion is not None:
             expected, drawn = self._companion.expect(routing), self._companion.drawn
             pull = foresight_loss(expected.detach()[:, :, drawn], routing.logits[drawn])

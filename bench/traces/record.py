@@ -8,9 +8,8 @@
 
 Other than `hetero-runtime trace`, which goes through the offloaded engine one document at a time, this one
 holds the whole model on the device. The files are the same, and hold what routers say one layer early; that
-takes as much again as their logits. A text begins with the model's `bos_token_id`, unless that is END.
-Attention and routers compute in float32, the grouped products of experts in bfloat16: router logits in
-bfloat16 would tie too often.
+takes as much again as their logits. Attention and routers compute in float32, the grouped products of experts
+in bfloat16: router logits in bfloat16 would tie too often.
 """
 
 from __future__ import annotations
@@ -58,14 +57,7 @@ class Listener:
         if device.type == "cuda":
             install_fast_forward(self.model)
         self.folder = folder
-        begin = self.model.config.bos_token_id
-        self._beginning = () if begin == END else (begin,)
-        """What a text begins with, where the model was trained so."""
         self._tap = RouterTap(self.model)
-
-    def begun(self, documents: Sequence[Tokens]) -> list[Tokens]:
-        """`documents` as the model was trained to see them."""
-        return [np.concatenate([np.array(self._beginning, dtype=np.int64), text]) for text in documents]
 
     @torch.no_grad()
     def listen(self, documents: Sequence[Tokens]) -> Trace:
@@ -166,12 +158,12 @@ def record_all(listener: Listener, streams: Sequence[Stream], options: argparse.
             streams, count, length=length, shortest=min(_SHORTEST, length), is_held_out=is_held_out, seed=seed
         )
         info = listener.describe(decoding="teacher-forced", seed=0, num_new=0, cut=length)
-        record(listener, listener.begun(documents), options.out, info, name=name)
+        record(listener, documents, options.out, info, name=name)
     prompt, num_new = options.prompt, length - options.prompt
     prompts = choose_documents(
         streams, options.sampled, length=prompt, shortest=prompt, is_held_out=True, seed=seed + 1
     )
-    written = listener.go_on(listener.begun(prompts), num_new=num_new, seed=seed)
+    written = listener.go_on(prompts, num_new=num_new, seed=seed)
     info = listener.describe(decoding="sampled", seed=seed, num_new=num_new, cut=prompt)
     record(listener, written, options.out, info, name="sampled")
 

@@ -6,8 +6,7 @@
 `--tokens` is a folder that `bench.traces.pack` made. `--out` gets the model, `state.pt` from which the same
 command goes on with `--resume`, and `train.json`. The learning rate follows the time, as in
 `bench/models/train_tiny_moe.py`. Every few seconds held-out text is looked at, a line is printed, and the
-coefficients move. Without `--lru`, `--foreseen` and `--course` routing is *natural*: only its load is kept
-even. With `--course` each window begins with a token of its own, and the model's `bos_token_id` is that.
+coefficients move. Without `--lru` and `--foreseen` routing is *natural*: only its load is kept even.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from bench.machine import command_line, git_commit, machine_facts
 from bench.models.fast_forward import install_fast_forward
 from bench.models.mixture import Sampler
 from bench.models.model import Geometry, build_model
-from bench.models.streams import Stream, count_tokens, load_streams
+from bench.models.streams import Stream, load_streams
 from bench.models.train_tiny_moe import Progress, learning_rate
 from bench.traces.captured import CapturedStep, Step
-from bench.traces.course import Course, begun, let_begin
 from bench.traces.look import Look, Watcher, held_windows
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.shapes import SHAPES
@@ -71,18 +69,11 @@ class Trainer:
         self.coefficients = Coefficients(wants, device)
         self.progress, self.looks = Progress(), list[dict[str, Any]]()
         training = [stream for stream in streams if not stream.is_held_out]
-        self.course: Course | None = None
-        if wants.course is not None:
-            counts, share = count_tokens(training, geometry.vocab_size), self.coefficients.values["still"]
-            self.course = Course(geometry, counts, share=share).to(device)
-            let_begin(self.model)
         self._sampler = Sampler(training, length=run.length, device=device, seed=run.seed)
         tap = RouterTap(self.model)
-        self._objective = Objective(self.model, tap, self.coefficients, self.companion, self.course)
+        self._objective = Objective(self.model, tap, self.coefficients, self.companion)
         windows = held_windows(streams, length=run.looked_length, per_kind=1).to(device)
-        if self.course is not None:
-            windows = begun(windows)
-        self._watcher = Watcher(self.model, tap, windows, self.companion, self.course)
+        self._watcher = Watcher(self.model, tap, windows, self.companion)
         self._optimizer = _make_optimizer(self._weights(), run, device)
 
     def train(self) -> Iterator[Progress]:
@@ -241,7 +232,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lru", type=float, nargs=2, help="LRU hits in percent wanted at 25 and 45 %%")
     parser.add_argument("--foreseen", type=float, help="share of experts that a companion shall foresee")
     parser.add_argument("--ahead", type=int, default=Wants.ahead, help="steps that the companion foresees")
-    parser.add_argument("--course", type=float, help="share of experts that shall be on the course")
     parser.add_argument("--entropy", type=float, default=Wants.entropy)
     parser.add_argument("--start-from", type=Path, help="folder of a finished run to begin with")
     parser.add_argument(
@@ -263,13 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     geometry = SHAPES[options.shape]
     _, streams = load_streams(options.tokens, options.tokens, geometry.vocab_size)
-    wants = Wants(
-        options.entropy,
-        options.lru and tuple(options.lru),
-        options.foreseen,
-        options.ahead,
-        options.course,
-    )
+    wants = Wants(options.entropy, options.lru and tuple(options.lru), options.foreseen, options.ahead)
     run = Run(
         seconds=options.seconds,
         batch=options.batch,

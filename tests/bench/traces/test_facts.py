@@ -55,15 +55,6 @@ def test_training_is_told_in_words() -> None:
         "trained on 50 M tokens, router terms: balance 0.1, temporal consistency 0.03 and novelty 0.001 "
         "steered to LRU hits 72/87 %"
     )
-    on_course = {
-        "looks": [{"balance": 0.05, "course": 1.5, "still": 0.36}],
-        "wants": {"lru": [75, 88], "foreseen": None, "course": 0.95},
-        "progress": {"tokens": 5e7},
-    }
-    assert training_note(on_course) == (
-        "trained on 50 M tokens, router terms: balance 0.05, course 1.5 steered to 95 % of experts on it, "
-        "the text's share of it 0.36 steered to LRU hits 75 %"
-    )
     foreseen = {**SUMMARY, "wants": {"lru": None, "foreseen": 0.9, "ahead": 8}}
     assert training_note(foreseen).endswith(
         "foresight 0.02 steered to 90 % of experts foreseen 8 ahead by a companion"

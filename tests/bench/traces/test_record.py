@@ -10,7 +10,6 @@ import torch
 
 from bench.models.model import build_model
 from bench.models.streams import Stream
-from bench.traces.course import BEGIN
 from bench.traces.documents import choose_documents
 from bench.traces.record import END, Listener, record
 from hetero_runtime.trace import read_trace
@@ -80,15 +79,6 @@ def test_what_is_recorded_is_a_trace_file(
     assert np.array_equal(read.topk, trace.topk)
     assert (read_info.decoding, read_info.temperature, read_info.max_tokens) == ("sampled", 0.8, 4)
     assert "sampled: 18 tokens, 2 documents, load entropy" in capsys.readouterr().out
-
-
-def test_a_text_begins_as_those_that_the_model_was_trained_on(listener: Listener, tmp_path: Path) -> None:
-    text = documents(4)
-    assert np.array_equal(listener.begun(text)[0], text[0])
-    model = build_model(TINY, torch.device("cpu"))
-    model.config.bos_token_id = BEGIN
-    model.save_pretrained(tmp_path)
-    assert Listener(tmp_path).begun(text)[0].tolist() == [BEGIN, *text[0]]
 
 
 def test_documents_are_mixed_cut_and_of_one_split() -> None:

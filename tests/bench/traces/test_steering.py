@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.traces.look import Look
-from bench.traces.objective import MOST_BALANCE, Coefficients, Wants
+from bench.traces.objective import Coefficients, Wants
 from bench.traces.steering import MAX_STEP, Steering
 
 CPU = torch.device("cpu")
@@ -74,24 +74,6 @@ def test_each_coefficient_follows_its_own_measure() -> None:
     assert after["foresight"] > before["foresight"]
     for name, value in coefficients.values.items():
         assert value == pytest.approx(after[name])
-
-
-def test_on_a_course_its_share_sets_the_hits_and_balance_stays_weak() -> None:
-    coefficients = Coefficients(Wants(entropy=0.97, lru=(74.0, 88.0), course=0.95), CPU)
-    before = coefficients.state()
-    assert set(before) == {"balance", "course", "still"}
-    for _ in range(5):
-        coefficients.follow(look(lru=(84.0, 93.0), followed=0.7, entropy=0.8))
-    after = coefficients.state()
-    assert after["still"] < before["still"] and after["course"] > before["course"]
-    assert after["balance"] == MOST_BALANCE
-
-
-def test_the_share_of_a_course_rests_where_no_hits_are_wanted() -> None:
-    coefficients = Coefficients(Wants(course=0.95), CPU)
-    before = coefficients.state()["still"]
-    coefficients.follow(look(lru=(99.0, 99.0), followed=0.95))
-    assert coefficients.state()["still"] == before
 
 
 def test_coefficients_go_on_from_a_checkpoint_that_lacks_some() -> None:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +15,11 @@ import torch
 from bench.models.fast_forward import install_fast_forward
 from bench.models.model import build_model
 from bench.models.streams import Stream
-from bench.traces.course import BEGIN, Course
 from bench.traces.forward import hidden_states
 from bench.traces.look import Look, Watcher
-from bench.traces.objective import STILL, Coefficients, Objective, Wants
+from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.terms import Companion, RouterTap
 from bench.traces.train import STATE, Run, Trainer, fit, summary
-from tests.bench.traces.test_course import COUNTS
 from tests.bench.traces.test_pack import stream
 from tests.bench.traces.test_terms import TINY
 
@@ -31,7 +28,6 @@ STEP_S = 0.01
 """What a step takes by the clock of these tests."""
 RUN = Run(seconds=1.5, batch=4, length=16, looked_length=16, look_seconds=0.3)
 MATCHED = Wants(lru=(60.0, 80.0), foreseen=0.9, ahead=2)
-ON_COURSE = Wants(lru=(60.0, 80.0), course=0.95)
 
 
 @pytest.fixture(autouse=True)
@@ -65,20 +61,14 @@ def test_forward_is_that_of_transformers() -> None:
     torch.testing.assert_close(hidden_states(model, windows), expected)
 
 
-@pytest.mark.parametrize(
-    "wants",
-    [Wants(), Wants(lru=(74.0, 88.0)), MATCHED, ON_COURSE],
-    ids=["natural", "lru", "both", "course"],
-)
+@pytest.mark.parametrize("wants", [Wants(), Wants(lru=(74.0, 88.0)), MATCHED], ids=["natural", "lru", "both"])
 def test_objective_in_half_precision_as_on_a_gpu(wants: Wants) -> None:
     """Mixed dtypes that autocast would trip over show on a CPU too."""
     torch.manual_seed(0)
     model = build_model(TINY, CPU)
     install_fast_forward(model)
     companion = None if wants.foreseen is None else Companion(TINY, width=32)
-    coefficients = Coefficients(wants, CPU)
-    course = None if wants.course is None else Course(TINY, COUNTS, share=coefficients.values["still"])
-    objective = Objective(model, RouterTap(model), coefficients, companion, course)
+    objective = Objective(model, RouterTap(model), Coefficients(wants, CPU), companion)
     with torch.autocast("cpu", torch.bfloat16):
         loss, cross_entropy = objective(torch.randint(0, 64, (3, 17)))
     loss.backward()
@@ -122,15 +112,6 @@ def test_a_run_looks_steers_and_is_kept(
     assert (tmp_path / STATE).exists() and (tmp_path / "config.json").exists()
     told = json.loads(json.dumps(summary(trainer, "tiny")))
     assert told["progress"]["steps"] == trainer.progress.steps > 0
-
-
-def test_a_run_learns_its_course_and_says_that_texts_begin(streams: list[Stream], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    trainer = Trainer(TINY, streams, wants=ON_COURSE, run=replace(RUN, peak_rate=0.02))
-    fit(trainer, tmp_path)
-    assert trainer.looks[-1]["followed"] > 0.9  # by chance k + 3 of the experts would be, 5 of 8
-    assert trainer.looks[-1]["still"] != STILL.coefficient
-    assert json.loads((tmp_path / "config.json").read_text())["bos_token_id"] == BEGIN
 
 
 def test_a_run_goes_on_where_it_was_kept(streams: list[Stream], tmp_path: Path) -> None:
