@@ -107,7 +107,7 @@ def capture(
     steered = None if routing is None else _steered(parts, routing, active=active, tables=tables)
     ahead = Ahead()
     if copies_insertions and steered is not None:
-        ahead = Ahead(AskOneLayerAhead(steered, tables=tables, region=region))
+        ahead = Ahead(AskOneLayerAhead(steered))
     if prefetch_extra is not None:
         num_wanted = top_k + prefetch_extra
         ahead = look_ahead(parts, tables, region, active=active, num_wanted=num_wanted, compressor=compressor)

@@ -1,9 +1,9 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land, ensure ─ gather ─ ask ─ await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
-                                         │        ▲                                 │             ▲
-    beside                               │        │                                 └─ or ask ────┤
-    worker      ─────────────────────────┴─ copy ─┘        its own thread and stream    └─ copy ──┘
+    layer l     land, ensure ─ gather ─ ask, await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
+                                         │       ▲                                 │             ▲
+    beside                               │       │                                 └─ or ask ────┤
+    worker      ─────────────────────────┴─ copy ┘        its own thread and stream    └─ copy ──┘
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
@@ -18,7 +18,6 @@ reported once; after that a step is as fast as without prefetch, less the slots 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -31,8 +30,8 @@ from hetero_gpu.tables import (
     DeviceTables,
     Landings,
     MappedBank,
+    Wanted,
     await_late,
-    create_prefetch,
     gather,
     land,
     unpack_landed,
@@ -51,45 +50,45 @@ class LookAhead(Protocol):
         from `layer`, whose experts take `hidden` `[rows, H]`. None where nothing is to be guessed."""
 
 
-class Asker(ABC):
+class Asker:
     """Says what is fetched. What is captured is device work alone."""
 
     asks_beside = False
     """Whether `ask` runs on a stream of its own, beside the layer's experts and what follows until the next
-    `begin_layer`, instead of before late copies are awaited. Then what it reads of the layer's tensors must
-    be kept (`used_here`)."""
+    `begin_layer`, instead of what is `wanted` being asked for before late copies are awaited. Then what it
+    reads of the layer's tensors must be kept (`used_here`)."""
 
     plain: PlainSteps | None = None
     """How steps go without it; None where none may."""
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:  # noqa: B027 (most wait to be asked)
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
         experts that each uses, below 0 for none."""
 
-    @abstractmethod
-    def ask(self, layer: int, hidden: torch.Tensor) -> None:
-        """Send tasks, between `ensure(layer)` and the next. `hidden` `[rows, H]`: what its experts take."""
+    def wanted(self, layer: int, hidden: torch.Tensor) -> Wanted | None:
+        """What is asked for between `ensure(layer)` and the next; None for nothing. `hidden` `[rows, H]`:
+        what its experts take."""
+        return None
 
-    def begin_decode(self) -> None:  # noqa: B027
+    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+        """Likewise, but of who `asks_beside`: send the tasks."""
+
+    def begin_decode(self) -> None:
         """By the host: the tables were handed over to the device just now."""
 
-    def end_decode(self) -> None:  # noqa: B027
+    def end_decode(self) -> None:
         """By the host: the tables are handed back next."""
 
 
 class AskOneLayerAhead(Asker):
     """Asks for what `look_ahead` guesses, and leaves each layer `kept_back` slots."""
 
-    def __init__(
-        self, look_ahead: LookAhead, *, tables: DeviceTables, region: ControlRegion, kept_back: int = 0
-    ) -> None:
-        self._look_ahead, self._tables, self._region = look_ahead, tables, region
-        self._kept_back = kept_back
+    def __init__(self, look_ahead: LookAhead, *, kept_back: int = 0) -> None:
+        self._look_ahead, self._kept_back = look_ahead, kept_back
 
-    def ask(self, layer: int, hidden: torch.Tensor) -> None:
+    def wanted(self, layer: int, hidden: torch.Tensor) -> Wanted | None:
         keys = self._look_ahead(layer, hidden)
-        if keys is not None:
-            create_prefetch(self._tables, layer, keys, region=self._region, kept_back=self._kept_back)
+        return None if keys is None else Wanted(layer, keys, self._kept_back)
 
 
 class CapturedPrefetch:
@@ -146,9 +145,8 @@ class CapturedPrefetch:
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""
-        if not self._asker.asks_beside:
-            self._asker.ask(layer, hidden)
-        await_late(self._tables, slots, self._landings)
+        wanted = None if self._asker.asks_beside else self._asker.wanted(layer, hidden)
+        await_late(self._tables, slots, self._landings, wanted=wanted)
         if self._staging is None:
             gather(self._tables, layer, bank=self._bank, slabs=self._slabs, is_late=True)
         else:

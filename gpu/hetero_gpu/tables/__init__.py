@@ -15,7 +15,7 @@ from hetero_gpu.control.fault import TableError
 from hetero_gpu.tables.ensure import ensure
 from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
 from hetero_gpu.tables.landing import Landings, await_late, land
-from hetero_gpu.tables.prefetch import create_prefetch
+from hetero_gpu.tables.prefetch import Wanted, create_prefetch
 from hetero_gpu.tables.state import DeviceTables
 from hetero_gpu.tables.unpack import unpack_landed
 
@@ -24,6 +24,7 @@ __all__ = [
     "Landings",
     "MappedBank",
     "TableError",
+    "Wanted",
     "await_late",
     "create_prefetch",
     "ensure",

@@ -2,7 +2,8 @@
 
     land            position → host; takes note of all landings reported so far
     await_late      after `ensure` and `gather`, when the link is busy anyway: looks for landings until no
-                    slot of the layer is in FETCH, or patience is over; lists what must be gathered after all
+                    slot of the layer is in FETCH, or patience is over; lists what must be gathered after all;
+                    before it looks, it asks for what is wanted next
 
 What landed packed lies in staging buffers then, until `unpack_landed`.
 
@@ -23,6 +24,7 @@ from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import load_acquire, store_release
 from hetero_gpu.control.region import LANDING_WORDS, ControlRegion, Landed, Word
 from hetero_gpu.overlap import meet, overlap_options
+from hetero_gpu.tables.prefetch import Wanted, create_tasks, task_arguments, task_sizes
 from hetero_gpu.tables.state import COUNTERS, MOST_LOOKS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
 
@@ -80,9 +82,12 @@ def land(tables: DeviceTables, landings: Landings) -> None:
     )
 
 
-def await_late(tables: DeviceTables, slots: torch.Tensor, landings: Landings) -> None:
+def await_late(
+    tables: DeviceTables, slots: torch.Tensor, landings: Landings, *, wanted: Wanted | None = None
+) -> None:
     """Wait, within bounds, for the prefetches of `slots` (what `ensure(..., awaits_late=True)` returned);
-    `gather(..., is_late=True)`, or `unpack_landed`, must follow. Asynchronous, capturable."""
+    `gather(..., is_late=True)`, or `unpack_landed`, must follow. `wanted`: what `create_prefetch` is to ask
+    for before that, in the same launch. Asynchronous, capturable."""
     num_pairs = slots.numel()
     _await_kernel[(1,)](
         tables.for_kernels,
@@ -93,13 +98,15 @@ def await_late(tables: DeviceTables, slots: torch.Tensor, landings: Landings) ->
         tables.late_key,
         tables.late_count,
         tables.pause_address,
+        *task_arguments(landings.region, wanted),
+        **task_sizes(tables, wanted),
         NUM_PAIRS=num_pairs,
         PAIR_BLOCK=triton.next_power_of_2(num_pairs),
         RING=landings.region.ring_size,
         NUM_SLOTS=tables.num_slots,
         NUM_EXPERTS=tables.num_experts,
         IS_STAGED=landings.is_staged,
-        num_warps=1,
+        num_warps=1 if wanted is None else tables.num_warps,
         **overlap_options(tables.device),
     )
 
@@ -156,7 +163,9 @@ def begin_layer(  # type: ignore[no-untyped-def]
             tl.store(patience, _MOST_LOOKS)
 
 
-@triton.jit(do_not_specialize=["pause_address", *_ADDRESSES])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["pause_address", "tasks_address", "task_tail_address", "layer", *_ADDRESSES]
+)
 def _await_kernel(  # type: ignore[no-untyped-def]
     tables,
     landed,
@@ -171,6 +180,14 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     late_key,
     late_count,
     pause_address,
+    keys,
+    tasks_address,
+    task_tail_address,
+    layer,
+    NUM_KEYS: tl.constexpr,  # noqa: N803
+    KEPT_BACK: tl.constexpr,  # noqa: N803
+    NUM_LAYERS: tl.constexpr,  # noqa: N803
+    SLOT_BLOCK: tl.constexpr,  # noqa: N803
     NUM_PAIRS: tl.constexpr,  # noqa: N803
     PAIR_BLOCK: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803
@@ -180,6 +197,12 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     OVERLAPS: tl.constexpr,  # noqa: N803
 ):
     meet(OVERLAPS)
+    if keys is not None:
+        create_tasks(
+            tables, position_address, keys, tasks_address, task_tail_address, layer,
+            NUM_KEYS, KEPT_BACK, NUM_LAYERS, SLOT_BLOCK, RING, NUM_SLOTS, NUM_EXPERTS,
+        )  # fmt: skip
+        tl.debug_barrier()
     pairs = tl.arange(0, PAIR_BLOCK)
     slot = tl.load(slots + pairs, mask=pairs < NUM_PAIRS, other=-1)
     state = tl.load(tables.slot_state + slot, mask=slot >= 0, other=_EMPTY)
@@ -187,6 +210,7 @@ def _await_kernel(  # type: ignore[no-untyped-def]
     is_late = (slot >= 0) & (state == _FETCH) & (filled != _GATHERED)
     num_listed = 0
     if tl.max(is_late.to(tl.int32), axis=0) > 0:
+        tl.debug_barrier()  # all warps have read what is written now, here and behind the loop
         tl.store(tables.is_filled + slot, tl.full((PAIR_BLOCK,), _AWAITED, tl.int8), mask=is_late)
         tl.store(tables.has_arrived + slot, tl.zeros((PAIR_BLOCK,), tl.int8), mask=is_late)
         looks = tl.load(patience)
@@ -201,6 +225,7 @@ def _await_kernel(  # type: ignore[no-untyped-def]
             state = tl.load(tables.slot_state + slot, mask=is_late, other=_COMPUTE)
             num_waiting = tl.sum((state == _FETCH).to(tl.int32), axis=0)
             looks -= 1
+        tl.debug_barrier()
         tl.store(patience, tl.where(num_waiting > 0, 0, _MOST_LOOKS))
         tl.store(tables.slot_state + slot, _USED, mask=is_late & (state == _COMPUTE))  # its layer runs now
         is_missing = is_late & (tl.load(tables.has_arrived + slot, mask=is_late, other=1) == 0)

@@ -9,6 +9,8 @@ another expert. The device waits for nothing here: what no longer fits into the 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +31,14 @@ _EVICTIONS = tl.constexpr(COUNTERS.index("evictions"))
 _WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 
 
+class Wanted(NamedTuple):
+    """What `create_prefetch` takes."""
+
+    layer: int
+    keys: torch.Tensor
+    kept_back: int = 0
+
+
 def create_prefetch(
     tables: DeviceTables, layer: int, keys: torch.Tensor, *, region: ControlRegion, kept_back: int = 0
 ) -> None:
@@ -40,47 +50,83 @@ def create_prefetch(
     whole pass for their layer, never starve what is required. The deadline of a task is the next time that
     its layer begins. Asynchronous, capturable.
     """
-    if keys.dtype != torch.int32 or not keys.is_contiguous():
-        raise ValueError(f"keys must be contiguous int32, not {keys.dtype}")
+    wanted = Wanted(layer, keys, kept_back)
     _create_kernel[(1,)](
-        keys,
         tables.for_kernels,
-        region.tasks_address,
-        region.address(Word.TASK_TAIL),
         region.address(Word.POSITION),
-        layer,
-        NUM_KEYS=keys.numel(),
+        *task_arguments(region, wanted),
+        **task_sizes(tables, wanted),
         RING=region.ring_size,
-        KEPT_BACK=kept_back,
         NUM_SLOTS=tables.num_slots,
-        NUM_LAYERS=tables.num_layers,
         NUM_EXPERTS=tables.num_experts,
-        SLOT_BLOCK=triton.next_power_of_2(tables.num_slots),
         num_warps=tables.num_warps,
         **overlap_options(tables.device),
     )
 
 
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["tasks_address", "task_tail_address", "position_address", "layer"]
-)
+def task_arguments(region: ControlRegion, wanted: Wanted | None) -> tuple[object, ...]:
+    """What `create_tasks` takes besides tables and position; no keys where nothing is wanted."""
+    if wanted is None:
+        return (None, 0, 0, 0)
+    if wanted.keys.dtype != torch.int32 or not wanted.keys.is_contiguous():
+        raise ValueError(f"keys must be contiguous int32, not {wanted.keys.dtype}")
+    return (wanted.keys, region.tasks_address, region.address(Word.TASK_TAIL), wanted.layer)
+
+
+def task_sizes(tables: DeviceTables, wanted: Wanted | None) -> dict[str, int]:
+    """What it is compiled for, besides what all kernels of the tables are."""
+    return {
+        "NUM_KEYS": 0 if wanted is None else wanted.keys.numel(),
+        "KEPT_BACK": 0 if wanted is None else wanted.kept_back,
+        "NUM_LAYERS": tables.num_layers,
+        "SLOT_BLOCK": triton.next_power_of_2(tables.num_slots),
+    }
+
+
+_ADDRESSES = ["position_address", "tasks_address", "task_tail_address"]
+
+
+@triton.jit(do_not_specialize=[*_ADDRESSES, "layer"])  # type: ignore[untyped-decorator]
 def _create_kernel(  # type: ignore[no-untyped-def]
-    keys,
     tables,
+    position_address,
+    keys,
     tasks_address,
     task_tail_address,
-    position_address,
     layer,
     NUM_KEYS: tl.constexpr,  # noqa: N803
-    RING: tl.constexpr,  # noqa: N803
     KEPT_BACK: tl.constexpr,  # noqa: N803
-    NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
-    NUM_EXPERTS: tl.constexpr,  # noqa: N803
     SLOT_BLOCK: tl.constexpr,  # noqa: N803
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
     OVERLAPS: tl.constexpr,  # noqa: N803
 ):
     meet(OVERLAPS)
+    create_tasks(
+        tables, position_address, keys, tasks_address, task_tail_address, layer,
+        NUM_KEYS, KEPT_BACK, NUM_LAYERS, SLOT_BLOCK, RING, NUM_SLOTS, NUM_EXPERTS,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def create_tasks(  # type: ignore[no-untyped-def]
+    tables,
+    position_address,
+    keys,
+    tasks_address,
+    task_tail_address,
+    layer,
+    NUM_KEYS: tl.constexpr,  # noqa: N803
+    KEPT_BACK: tl.constexpr,  # noqa: N803
+    NUM_LAYERS: tl.constexpr,  # noqa: N803
+    SLOT_BLOCK: tl.constexpr,  # noqa: N803
+    RING: tl.constexpr,  # noqa: N803
+    NUM_SLOTS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+):
+    """What `create_prefetch` does, by one program. What it wrote is seen behind the next barrier."""
     slots = tl.arange(0, SLOT_BLOCK)
     is_slot = slots < NUM_SLOTS
     now = tl.load(tables.position)

@@ -16,7 +16,7 @@ from hetero_gpu.control import ControlRegion
 from hetero_gpu.packed.layout import PackedLayout
 from hetero_gpu.slabs import SlabPool
 from hetero_gpu.tables import DeviceTables, Landings, MappedBank, await_late, create_prefetch, ensure, land
-from hetero_gpu.tables import unpack_landed
+from hetero_gpu.tables import Wanted, unpack_landed
 
 overlap._can_overlap = lambda device: True
 cpu = torch.device("cpu")
@@ -30,6 +30,7 @@ tables.policy = "lookahead"
 ensure(tables, 1, torch.zeros(1, 8, dtype=torch.int64))
 create_prefetch(tables, 0, torch.zeros(2, dtype=torch.int32), region=region, kept_back=3)
 await_late(tables, slots, landings)
+await_late(tables, slots, landings, wanted=Wanted(1, torch.zeros(2, dtype=torch.int32)))
 staging, slabs = torch.zeros(4, 64, dtype=torch.uint8), SlabPool(4, 64, cpu)
 layout = PackedLayout(1 << 20)
 packed = {"region": region, "staging": staging, "bank": MappedBank(0, layout.packed_bytes, layout)}

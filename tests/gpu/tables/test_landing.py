@@ -13,7 +13,7 @@ from hetero_gpu import SlabPool
 from hetero_gpu.control import Landed, Word
 from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.reference import pack_reference
-from hetero_gpu.tables import Landings, MappedBank, await_late, ensure, gather, land, unpack_landed
+from hetero_gpu.tables import Landings, MappedBank, Wanted, await_late, ensure, gather, land, unpack_landed
 from hetero_gpu.tables.state import MOST_LOOKS
 from hetero_scheduler import SlotState
 from tests.gpu.packed.records import as_bytes, weights
@@ -33,12 +33,15 @@ class Awaiting:
         self.setting.prefetch(0, [WANTED])
         _, self.slot, self.tag, _ = self.setting.take()[0]
 
-    def layer_1(self, experts: list[int]) -> torch.Tensor:
-        """Slots of `experts`, after the wait."""
+    def layer_1(self, experts: list[int], *, wanted: list[int] | None = None) -> torch.Tensor:
+        """Slots of `experts`, after the wait, before which `wanted` keys are asked for."""
         self.setting.land()
         device = self.setting.device
         slots = ensure(self.tables, 1, torch.tensor([experts], device=device), awaits_late=True)
-        await_late(self.tables, slots, self.setting.landings)
+        asked = None
+        if wanted is not None:
+            asked = Wanted(1, torch.tensor(wanted, dtype=torch.int32, device=device))
+        await_late(self.tables, slots, self.setting.landings, wanted=asked)
         self.setting.sync()
         return slots
 
@@ -116,6 +119,23 @@ def test_patience_ends_once_and_comes_back_with_a_landing(device: torch.device) 
     assert case.tables.patience.item() == MOST_LOOKS
     assert case.state() is SlotState.COMPUTE
     assert case.tables.slot_state[slot].item() == SlotState.COMPUTE  # gathered, so it is kept
+    case.tables.check()
+
+
+def test_what_is_wanted_is_asked_for_before_the_wait(device: torch.device) -> None:
+    case = Awaiting(device)
+    case.setting.report(case.slot, case.tag, Landed.DROPPED)
+    slots = case.layer_1([1, 2], wanted=[-1, WANTED + 1, 2 * NUM_EXPERTS + 3])
+    asked = case.setting.take()
+    assert [(key, deadline) for key, _, _, deadline in asked] == [(2 * NUM_EXPERTS + 3, 3)], (
+        "the other is there"
+    )
+    assert asked[0][1] not in slots.flatten().tolist()
+    assert case.late() == []  # dropped before `ensure`, which missed it
+    case.setting.report(asked[0][1], asked[0][2], Landed.ARRIVED)
+    case.setting.prefetch(1, [2 * NUM_EXPERTS + 4])
+    case.setting.land()
+    assert case.tables.slot_state[asked[0][1]].item() == SlotState.COMPUTE
     case.tables.check()
 
 

@@ -17,6 +17,7 @@ from hetero_gpu.tables import (
     DeviceTables,
     Landings,
     MappedBank,
+    Wanted,
     await_late,
     create_prefetch,
     ensure,
@@ -290,11 +291,14 @@ class Decode:
         slots = ensure(setting.tables, layer, top_k, awaits_late=self.is_awaiting, landings=landings)
         gather(setting.tables, layer, bank=self.bank, slabs=self.slabs)
         if self.is_awaiting:
-            await_late(setting.tables, slots, landings)
+            keys = torch.tensor(wanted, dtype=torch.int32, device=setting.device)
+            asked = Wanted(layer, keys, setting.kept_back)
+            await_late(setting.tables, slots, landings, wanted=asked)
             self.bring_rest(layer)
         expected = self.plain[layer * NUM_EXPERTS + torch.from_numpy(routed)]
         assert torch.equal(self.slabs.memory[slots.long()].cpu(), expected)
-        setting.prefetch(layer, wanted)
+        if not self.is_awaiting:
+            setting.prefetch(layer, wanted)
 
     def bring_rest(self, layer: int) -> None:
         tables = self.setting.tables

@@ -40,7 +40,7 @@ class Layers:
         link = FakeLink(delay=0)
         link.stop_poisoning()
         self.prefetch = CapturedPrefetch(
-            AskOneLayerAhead(self.ahead, tables=self.tables, region=region),
+            AskOneLayerAhead(self.ahead),
             tables=self.tables,
             region=region,
             bank=self.bank,
@@ -104,7 +104,6 @@ def test_a_layer_launches_so_much(layers: Layers, monkeypatch: pytest.MonkeyPatc
     assert launched == [
         "_ensure_kernel",
         "_gather_packed_kernel",
-        "_create_kernel",
         "_await_kernel",
         "_unpack_kernel",
     ]

@@ -62,7 +62,7 @@ def load(folder: Path, eviction: str, residency: float = 0.25, **misses: object)
 
 def asks_by_pregate(parts: Parts, tables: DeviceTables, region: ControlRegion, active: torch.Tensor) -> Asker:
     look_ahead = PreGate(parts.model, num_guesses=tables.max_pairs, active=active)
-    return AskOneLayerAhead(look_ahead, tables=tables, region=region)
+    return AskOneLayerAhead(look_ahead)
 
 
 def on_device(
