@@ -1,7 +1,7 @@
 """The routing policy inside the captured step: prompts decided by the host, single tokens on the device.
 
     prompt   Routing.choose, layer by layer ─► the row's logical cache ─► adopted by its row on the device
-    step     router, next router ─ decide ─ follow ─► experts run        all rows at once, a launch each
+    step     router, next router ─ decide, follow ─► experts run         all rows at once
                                       └─► keys of what is inserted for the next layer, for `captured_prefetch`
 
 Both sides decide alike, bit for bit, so where a token is decided changes nothing.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_gpu.routing import DeviceCaches, Following, Said, decide
 from hetero_runtime.hf.router_choice import RouterScores, SteerableRouter, let_choose
 from hetero_runtime.hf.visual import Images
 from hetero_runtime.routing.eviction import HELD
@@ -80,10 +80,10 @@ class CapturedRouting:
         if guess is not None:
             heard = heard._replace(guess=guess.contiguous())
         tokens, active = self._tokens[:rows], self._active[:rows]
-        experts, self._inserted = decide(self._caches, layer, heard, tokens=tokens, active=active)
-        if self._score is not None:
-            num_layers = 1 if guess is None else 2
-            follow(self._caches, layer, num_layers=num_layers, active=active, score=self._score, held=HELD)
+        following = None if self._score is None else Following(self._score, HELD)
+        experts, self._inserted = decide(
+            self._caches, layer, heard, tokens=tokens, active=active, following=following
+        )
         return experts
 
     def __call__(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:

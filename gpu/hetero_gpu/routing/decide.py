@@ -1,4 +1,8 @@
-"""Both parts of Algorithm 1 in one launch: two programs a row, each for a layer of its own."""
+"""Both parts of Algorithm 1 in one launch: two programs a row, each for a layer of its own.
+
+What follows of a layer is all rows' matter. So where there is one row each program says that too; where there
+are more, they all have to be done first, and it takes another launch.
+"""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 # ruff: noqa: N803 (compile-time constants are written in capitals)
@@ -13,6 +17,7 @@ import triton.language as tl
 
 from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.routing.caches import DeviceCaches
+from hetero_gpu.routing.follow import follow, follow_layer
 from hetero_gpu.routing.select import select_row
 from hetero_gpu.routing.steer import steer_row
 
@@ -36,15 +41,30 @@ class Decided(NamedTuple):
     first, -1 where less."""
 
 
+class Following(NamedTuple):
+    """Eviction scores that follow the caches; see `follow`."""
+
+    score: torch.Tensor
+    held: float
+
+
 def decide(
-    caches: DeviceCaches, layer: int, said: Said, *, tokens: torch.Tensor, active: torch.Tensor
+    caches: DeviceCaches,
+    layer: int,
+    said: Said,
+    *,
+    tokens: torch.Tensor,
+    active: torch.Tensor,
+    following: Following | None = None,
 ) -> Decided:
     """End the step of `layer`, and begin that of the layer after it where `said` has a guess.
 
     `tokens` int64 `[rows]`, `active` bool `[rows]`: contiguous, of the first rows of `caches`; rows that are
-    not active stay as they are. Asynchronous, capturable.
+    not active stay as they are. `following`: what is to follow them, in these layers; None: nothing.
+    Asynchronous, capturable.
     """
     rows, is_steered = len(said.scores), said.guess is not None
+    alone = following if rows == 1 else None
     experts, inserted = torch.empty_like(said.own), None
     if is_steered:
         inserted = torch.empty((caches.rules.insertions, rows), dtype=torch.int32, device=caches.device)
@@ -59,10 +79,21 @@ def decide(
         caches.state,
         caches.tables,
         layer,
+        None if alone is None else alone.score,
+        None if alone is None else alone.held,
         FORM=caches.form,
         num_warps=1,
         **overlap_options(caches.device),
     )
+    if following is not None and alone is None:
+        follow(
+            caches,
+            layer,
+            num_layers=1 + is_steered,
+            active=active,
+            score=following.score,
+            held=following.held,
+        )
     return Decided(experts, inserted)
 
 
@@ -78,12 +109,20 @@ def _decide_kernel(
     state,
     tables,
     layer,
+    score,
+    held,
     FORM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     meet(OVERLAPS)
-    row = tl.program_id(0)
+    row, layer_here = tl.program_id(0), layer + tl.program_id(1)
     if tl.program_id(1) == 0:
-        select_row(row, layer, scores, own, tokens, active, experts_out, state, tables, FORM)
+        select_row(row, layer_here, scores, own, tokens, active, experts_out, state, tables, FORM)
     elif guess is not None:
-        steer_row(row, layer + 1, guess, tokens, active, inserted_out, state, tables, FORM)
+        steer_row(row, layer_here, guess, tokens, active, inserted_out, state, tables, FORM)
+    if score is not None:
+        tl.debug_barrier()  # the layer's cache is written
+        follow_layer(
+            layer_here, active, score, state.is_resident, state.priority, held,
+            1, FORM.layers, FORM.experts, FORM.expert_block,
+        )  # fmt: skip

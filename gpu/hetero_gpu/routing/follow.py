@@ -58,14 +58,33 @@ def _follow_kernel(
     OVERLAPS: tl.constexpr,
 ):
     meet(OVERLAPS)
+    follow_layer(
+        layer + tl.program_id(0), active, score, is_resident, priority, held,
+        ROWS, LAYERS, EXPERTS, EXPERT_BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def follow_layer(
+    layer,
+    active,
+    score,
+    is_resident,
+    priority,
+    held,
+    ROWS: tl.constexpr,
+    LAYERS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERT_BLOCK: tl.constexpr,
+):
+    """One layer of it, by one program."""
     experts = tl.arange(0, EXPERT_BLOCK)
     is_expert = experts < EXPERTS
-    row_of_score = layer + tl.program_id(0)
     is_held, most = experts < 0, tl.zeros((EXPERT_BLOCK,), tl.float32)
     for row in tl.static_range(ROWS):
-        at = (row * LAYERS + row_of_score) * EXPERTS + experts
+        at = (row * LAYERS + layer) * EXPERTS + experts
         counts = is_expert & (tl.load(active + row) != 0)
         is_held = is_held | (tl.load(is_resident + at, mask=counts, other=0) != 0)
         most = tl.maximum(most, tl.load(priority + at, mask=counts, other=0.0))
     total = tl.where(is_held, held, 0.0).to(tl.float64) + most.to(tl.float64)
-    tl.store(score + row_of_score * EXPERTS + experts, total, mask=is_expert)
+    tl.store(score + layer * EXPERTS + experts, total, mask=is_expert)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 STEPS = """
 from hetero_gpu import overlap
-from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_gpu.routing import DeviceCaches, Following, Said, decide, follow
 from hetero_gpu.router import Router
 from hetero_gpu.score_router import ScoreForm, ScoreRouter
 from hetero_gpu.weigh import WeightRule, weigh
@@ -29,6 +29,9 @@ for policy in (
     tokens, active = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
     said = Said(torch.zeros(rows, 256), torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 256))
     decide(caches, 1, said, tokens=tokens, active=active)
+    alone = Said(*(each[:1] for each in said))
+    following = Following(torch.zeros(48, 256, dtype=torch.float64), 2.0**32)
+    decide(caches, 1, alone, tokens=tokens[:1], active=active[:1], following=following)
     decide(caches, 47, said._replace(guess=None), tokens=tokens, active=active)
     score = torch.zeros(48, 256, dtype=torch.float64)
     follow(caches, 1, num_layers=2, active=active, score=score, held=2.0**32)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu.routing import DeviceCaches, Said, decide, follow
+from hetero_gpu.routing import DeviceCaches, Following, Said, decide, follow
 from hetero_scheduler.routing import LogicalCache, RoutingPolicy, Shape
 from tests.scheduler.routing.texts import NUM_TOKENS_KNOWN, POLICIES, Text, make_cache, make_text
 
 VOCAB = NUM_TOKENS_KNOWN + 3
+HELD = 2.0**32
 
 
 class Twin:
@@ -22,6 +23,8 @@ class Twin:
         self.caches.adopt(0, self.host)
         self.active = torch.ones(1, dtype=torch.bool, device=device)
         self.counts = np.zeros((shape.num_layers, 3), np.int64)
+        score = torch.zeros(shape.num_layers, shape.num_experts, dtype=torch.float64, device=device)
+        self.following = Following(score, HELD)
 
     def run(self, text: Text, t: int) -> None:
         """Token `t` through all layers; every decision and all state compared."""
@@ -33,7 +36,12 @@ class Twin:
             if looks_ahead and layer < last:
                 said = said._replace(guess=self._on_device(text.g[t : t + 1, layer + 1]))
             experts, inserted = decide(
-                self.caches, layer, said, tokens=self._on_device(token), active=self.active
+                self.caches,
+                layer,
+                said,
+                tokens=self._on_device(token),
+                active=self.active,
+                following=self.following,
             )
             decided = self.host.select(
                 np.ascontiguousarray(z[:, None]),
@@ -50,6 +58,9 @@ class Twin:
         self.check()
 
     def check(self) -> None:
+        state = self.caches.state
+        expected = state.priority[0].double() + HELD * state.is_resident[0].bool()
+        assert torch.equal(self.following.score, expected)
         for name, array in self.host.state._asdict().items():
             np.testing.assert_array_equal(
                 getattr(self.caches.state, name)[0].cpu().numpy(), array, err_msg=name
@@ -109,6 +120,7 @@ def test_rows_are_apart_and_an_inactive_one_is_left_alone(device: str) -> None:
     for row, host in enumerate(hosts):
         caches.adopt(row, host)
     active = torch.tensor([True, False, True], device=device)
+    following = Following(torch.zeros(1, 12, dtype=torch.float64, device=device), HELD)
     for t in range(4):
         z, own, tokens = (
             torch.from_numpy(np.stack([np.asarray(part[t]) for part in parts])).to(device)
@@ -118,7 +130,11 @@ def test_rows_are_apart_and_an_inactive_one_is_left_alone(device: str) -> None:
                 [text.tokens for text in texts],
             )
         )
-        ours = decide(caches, 0, Said(z, own), tokens=tokens, active=active).experts.cpu().numpy()
+        said = Said(z, own)
+        decided_here = decide(caches, 0, said, tokens=tokens, active=active, following=following)
+        ours = decided_here.experts.cpu().numpy()
+        held = caches.state.is_resident[active].bool().any(dim=0)
+        assert torch.equal(following.score, caches.state.priority[active].amax(dim=0).double() + HELD * held)
         np.testing.assert_array_equal(ours[1], texts[1].own[t, 0])
         for row in (0, 2):
             text = texts[row]
@@ -140,9 +156,9 @@ def test_scores_follow_the_caches_of_active_rows(device: str) -> None:
     caches.state.is_resident.copy_(torch.rand(caches.state.is_resident.shape) < 0.4)
     active = torch.tensor([True, False, True], device=device)
     score = torch.full((3, 12), -1.0, dtype=torch.float64, device=device)
-    follow(caches, 1, num_layers=2, active=active, score=score, held=2.0**32)
+    follow(caches, 1, num_layers=2, active=active, score=score, held=HELD)
     held = caches.state.is_resident[active].bool().any(dim=0)
-    expected = caches.state.priority[active].amax(dim=0).double() + 2.0**32 * held
+    expected = caches.state.priority[active].amax(dim=0).double() + HELD * held
     assert torch.equal(score[1:], expected[1:])
     assert (score[0] == -1).all(), "no layer of these"
 
