@@ -65,10 +65,12 @@ def demo_config_of(
     beneath: Mapping[str, Any] | None = None,
 ) -> Config:
     """As `config_of`. The bundled model fits anywhere; unless told otherwise it runs with a quarter of its
-    experts resident, so that what the runtime does can be seen."""
+    experts resident, and if nothing is said at all by its predictor's forecasts, so that what the runtime
+    does can be seen."""
     from dataclasses import replace
 
-    config = config_of(model, file, overrides, beneath)
+    is_silent = model is None and file is None and not overrides
+    config = config_of(model, file, ["preset=seqmoe"] if is_silent else overrides, beneath)
     memory = config.memory
     if config.model.path is not None or memory.slabs != "auto" or memory.residency is not None:
         return config

@@ -47,7 +47,8 @@ def run_command(
     stop: sampling.Stop = None,
     profile: ProfileOption = None,
 ) -> None:
-    """Generate text from MODEL, or from the bundled model with a quarter of its experts resident."""
+    """Generate text from MODEL, or from the bundled model with a quarter of its experts resident, by its
+    predictor's forecasts where nothing else is set."""
     from rich.console import Console
 
     from hetero_runtime.cli.loading import open_engine, plan_to_load

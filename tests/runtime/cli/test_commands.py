@@ -14,6 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from hetero_runtime.cli import app
+from hetero_runtime.cli.options import demo_config_of
 from tests.architectures import build_checkpoint
 from tests.deepseek_vl2_checkpoints import build_deepseek_vl2
 
@@ -62,6 +63,15 @@ def test_run_with_foresight_says_the_same_and_hits_more_than_lru() -> None:
     assert report["hit_rate"] > report["lru_hit_rate"] + 0.08
     assert report["lru_hit_rate"] == pytest.approx(plain["hit_rate"], abs=0.02)
     assert plain["lru_hit_rate"] is None
+
+
+def test_the_bundled_model_runs_with_forecasts_unless_something_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("memory: {residency: 0.5}\n")
+    assert demo_config_of(None, None, None).preset == "seqmoe"
+    assert demo_config_of(None, None, None).memory.residency == 0.25
+    for words in (("a model", None, None), (None, file, None), (None, None, ["memory.slabs=64"])):
+        assert demo_config_of(*words).preset == "lru"
 
 
 def test_run_with_drafts_says_what_they_brought() -> None:
@@ -227,6 +237,7 @@ def assert_refused_without_torch(*words: str) -> None:
 import sys
 from typer.testing import CliRunner
 from hetero_runtime.cli import app
+from hetero_runtime.cli.options import demo_config_of
 result = CliRunner().invoke(app, {list(words)!r})
 print(result.exit_code, "torch" in sys.modules)
 """
