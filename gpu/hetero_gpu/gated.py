@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from hetero_gpu.linear import MOST_ROWS, is_for_kernel, linear_tile, load_lane, products
-from hetero_gpu.overlap import overlap_options
+from hetero_gpu.linear import MOST_ROWS, is_for_kernel, launch_options, linear_tile, products
 
 
 def gated_linear(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -42,15 +41,7 @@ def gated_linear_kernel(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -
         gate,
         up,
         out,
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        NUM_ROWS=rows,
-        ROW_SLOTS=triton.next_power_of_2(rows),
-        LANE=load_lane(gate),
-        TILE=tile,
-        num_warps=tile.num_warps,
-        enable_fp_fusion=gate.dtype != torch.float32,  # as in `linear`
-        **overlap_options(x.device),
+        **launch_options(rows, gate, tile),
     )
     return out
 

@@ -16,6 +16,7 @@ and a row's result does not depend on the other rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -77,17 +78,25 @@ def linear_kernel(
         weight if bias is None else bias,
         out,
         HAS_BIAS=bias is not None,
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        NUM_ROWS=rows,
-        ROW_SLOTS=triton.next_power_of_2(rows),
-        LANE=load_lane(weight),
-        TILE=tile,
-        num_warps=tile.num_warps,
-        enable_fp_fusion=weight.dtype != torch.float32,  # of halves, products are exact with it and without
-        **overlap_options(x.device),
+        **launch_options(rows, weight, tile),
     )
     return out
+
+
+def launch_options(rows: int, weight: torch.Tensor, tile: LinearTile) -> dict[str, Any]:
+    """What a kernel of `products` is launched with: of `rows` and `weight`."""
+    outputs, inputs = weight.shape
+    return {
+        "INPUTS": inputs,
+        "OUTPUTS": outputs,
+        "NUM_ROWS": rows,
+        "ROW_SLOTS": triton.next_power_of_2(rows),
+        "LANE": load_lane(weight),
+        "TILE": tile,
+        "num_warps": tile.num_warps,
+        "enable_fp_fusion": weight.dtype != torch.float32,  # of halves products are exact either way
+        **overlap_options(weight.device),
+    }
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
