@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from hetero_runtime.hf.visual.attention import listen_to_attention, received_attention
-from hetero_runtime.hf.visual.base import Images, VisualPart
+from hetero_runtime.hf.visual.base import Images, VisualPart, is_qwen3_vl
 from hetero_runtime.hf.visual.patches import embed_by_product
 from hetero_runtime.hf.visual.sizes import image_positions, images_on, read_sizes_on_host
 
@@ -34,7 +34,7 @@ __all__ = [
 
 def visual_part(model: Any) -> VisualPart | None:
     """How `model` sees; None for a model that reads text alone. It may still be without weights."""
-    if type(model).__name__ == "Qwen3VLMoeForConditionalGeneration":
+    if is_qwen3_vl(model):
         from hetero_runtime.hf.visual.qwen3_vl_moe import Qwen3VLMoePart
 
         return Qwen3VLMoePart(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,11 @@ from hetero_runtime.hf.token_cut import TokenCut
 
 Images = Mapping[str, torch.Tensor]
 """The model's own image inputs for one prompt."""
+
+
+def is_qwen3_vl(model: Any) -> bool:
+    """Whether `model` is transformers' Qwen3-VL with routed experts."""
+    return type(model).__name__ == "Qwen3VLMoeForConditionalGeneration"
 
 
 class VisualPart(ABC):

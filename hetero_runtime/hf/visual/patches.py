@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hetero_runtime.hf.visual.base import is_qwen3_vl
+
 
 def embed_by_product(model: Any) -> None:
     """From now on Qwen3-VL's encoder does, in half precision; another model is left alone."""
-    if type(model).__name__ != "Qwen3VLMoeForConditionalGeneration":
+    if not is_qwen3_vl(model):
         return
     convolution: Any = model.model.visual.patch_embed.proj
     if convolution.weight.dtype != torch.float32:

@@ -20,7 +20,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from hetero_runtime.hf.visual.base import Images
+from hetero_runtime.hf.visual.base import Images, is_qwen3_vl
 
 _OF_THE_HOST = ("image_grid_thw", "mm_token_type_ids", "tile_grid")
 """Inputs of which a model reads the values, not only computes with them."""
@@ -52,7 +52,7 @@ def image_positions(model: Any, ids: torch.Tensor, images: Images) -> ImagePosit
 def read_sizes_on_host(model: Any) -> None:
     """From now on passes of `model` over images ask the device for nothing. Its images are as many tokens as
     their sizes say: nobody checks that on the way. Another model than Qwen3-VL is left alone."""
-    if type(model).__name__ != "Qwen3VLMoeForConditionalGeneration":
+    if not is_qwen3_vl(model):
         return
     seen: Any = model.model
     seen.visual.register_forward_pre_hook(_Tables(), with_kwargs=True)
