@@ -9,22 +9,23 @@ import numpy as np
 from numba import carray
 
 from hetero_cpu_kernels.addresses import bits_of, float_of, pointer
+from hetero_cpu_kernels.experts.activations import DIGIT_TILES, DIGITS, FLOAT32, PAIRS, TILES
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 
 
 @_jit
 def is_in_tiles(layout):
     """Whether 16 tokens lie together: of bfloat16, or of digits."""
-    return layout.unit == 2 or layout.unit == 4
+    return layout.unit in (TILES, DIGIT_TILES)
 
 
 @_jit
 def value_at(layout, row, position):
-    """Address of a value. Units: 0 float32, 1 pairs, 2 tiles, 3 float32 in front of digits; tiles of digits,
-    4, are written by kernels alone."""
-    if layout.unit == 0 or layout.unit == 3:
+    """Address of a value; in front of digits they are float32. Tiles of digits are written by kernels
+    alone."""
+    if layout.unit in (FLOAT32, DIGITS):
         return layout.at + row * layout.row_bytes + 4 * position
-    if layout.unit == 1:
+    if layout.unit == PAIRS:
         return layout.at + row * layout.row_bytes + 2 * position
     group = layout.at + (row >> 4) * 16 * layout.row_bytes
     return group + (position >> 1) * 64 + (row & 15) * 4 + (position & 1) * 2
@@ -33,7 +34,7 @@ def value_at(layout, row, position):
 @_jit
 def store_value(unit, address, value):
     """A float32, or rounded to the nearest bfloat16."""
-    if unit == 0 or unit == 3:
+    if unit in (FLOAT32, DIGITS):
         carray(pointer(address), 1, np.float32)[0] = value
         return
     bits = bits_of(np.float32(value))
@@ -71,7 +72,7 @@ def read_activation(layout, pair, column):
     row = carray(pointer(layout.rows_at), pair + 1, np.int64)[pair]
     within = column & (layout.block - 1)
     address = value_at(layout, row, column - within + place[within])
-    if layout.unit == 0:
+    if layout.unit == FLOAT32:
         return carray(pointer(address), 1, np.float32)[0]
     half = np.uint32(carray(pointer(address), 1, np.uint16)[0])
     return float_of(np.uint32(half << np.uint32(16)))

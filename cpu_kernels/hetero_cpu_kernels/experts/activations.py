@@ -33,6 +33,16 @@ PANEL_TILE_BYTES = TILE_BYTES + LINE_BYTES
 """From one tile of weights to the next. A row is written to every tile: at a distance of 1024 bytes its lines
 would fight for four sets of the first cache."""
 
+FLOAT32, PAIRS, TILES, DIGITS, DIGIT_TILES = range(5)
+UNIT_CODES: dict[Unit, int] = {
+    "float32": FLOAT32,
+    "pairs": PAIRS,
+    "tiles": TILES,
+    "digits": DIGITS,
+    "digit_tiles": DIGIT_TILES,
+}
+"""What compiled code calls a layout's unit."""
+
 
 @dataclass(frozen=True)
 class Layout:

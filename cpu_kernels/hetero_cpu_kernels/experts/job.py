@@ -22,6 +22,7 @@ from numba import carray, cfunc
 
 from hetero_cpu_kernels.addresses import call_kernel, pointer
 from hetero_cpu_kernels.experts.activation_memory import is_in_tiles, pack, write_activations
+from hetero_cpu_kernels.experts.activations import DIGIT_TILES, DIGITS
 from hetero_cpu_kernels.experts.gates import apply_gate
 from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.meeting import meet
@@ -52,7 +53,7 @@ def share(total, grain, index, count):
 def _pack(plan, index, count):
     hidden = carray(pointer(plan.hidden_at), plan.num_tokens * plan.hidden, np.float32)
     few, many = plan.up.few, plan.up.many
-    if plan.has_few and few.unit == 3:
+    if plan.has_few and few.unit == DIGITS:
         for token in range(*share(plan.num_tokens, 1, index, count)):
             _write_digits(plan, index, plan.up, plan.hidden_at + 4 * token * plan.hidden, token)
     elif plan.has_few:
@@ -82,15 +83,17 @@ def _write_digits(plan, index, matrix, source, row):
 @_jit
 def _are_outputs_packed(plan):
     """Whether digits are made of some outputs of the gate."""
-    return (plan.has_few and plan.down.few.unit == 3) or (plan.has_many and plan.down.many.unit == 4)
+    return (plan.has_few and plan.down.few.unit == DIGITS) or (
+        plan.has_many and plan.down.many.unit == DIGIT_TILES
+    )
 
 
 @_jit
 def _pack_outputs(plan, index, count):
     """Digits of the gate's outputs: a row by one worker, or 16 together."""
-    if plan.has_many and plan.down.many.unit == 4:
+    if plan.has_many and plan.down.many.unit == DIGIT_TILES:
         pack_tiles(plan, index, count, True)
-    if not plan.has_few or plan.down.few.unit != 3:
+    if not plan.has_few or plan.down.few.unit != DIGITS:
         return
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     few = plan.down.few

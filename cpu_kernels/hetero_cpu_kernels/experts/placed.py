@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetero_cpu_kernels.experts.activations import TILE, Layout
+from hetero_cpu_kernels.experts.activations import TILE, UNIT_CODES, Layout
 from hetero_cpu_kernels.experts.form import ExpertForm, Matrix
 from hetero_cpu_kernels.experts.native import NativeCode
 from hetero_cpu_kernels.experts.packing import Packing
-from hetero_cpu_kernels.experts.plan import FLOAT_CODES, UNIT_CODES, address_of
+from hetero_cpu_kernels.experts.plan import FLOAT_CODES, address_of
 from hetero_cpu_kernels.experts.program import TOKENS_AT_ONCE, Program
 from hetero_cpu_kernels.experts.targets import Target
 

@@ -16,7 +16,6 @@ MANY_RUN = 32
 """Rows of a panel: in the second-level cache, with a block of tokens in the first."""
 
 FLOAT_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-UNIT_CODES = {"float32": 0, "pairs": 1, "tiles": 2, "digits": 3, "digit_tiles": 4}
 GATE_CODES = {"silu": 0, "clamped_silu": 1, "gpt_oss": 2}
 
 
