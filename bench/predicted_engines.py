@@ -145,7 +145,7 @@ class Bench:
             decode_texts(loaded.engine, recital, self.texts)
             tries += 1
         measured = self._decode_all(contender, loaded, recital)
-        way = f"steps {'without' if orchestrator.is_plain else 'with'} forecasts after {tries} tries"
+        way = f"steps {'without' if orchestrator.is_plain else 'with'} forecasts, all texts tried: {tries}"
         settled = Settled(measured, way if orchestrator.is_settled else f"{way}, still trying")
         self.say(f"{contender}, settled: {settled.way}, {measured}")
         return settled

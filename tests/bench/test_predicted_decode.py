@@ -260,7 +260,7 @@ def test_what_the_product_settles_on_stands_beside(bench: Bench, monkeypatch: py
         assert bench.measure(contender)
     (row,) = [row for row in bench.rows() if row.id == "predict.settled_share_45_bf16_step"]
     assert row.value > 0
-    assert row.note.startswith("steps with forecasts after 2 tries; hits ")
+    assert row.note.startswith("steps with forecasts, all texts tried: 2; hits ")
     assert "with forecasts 0." in str(row.reference) or "with forecasts 1." in str(row.reference)
 
 
