@@ -311,9 +311,9 @@ def test_steps_with_and_without_forecasts_say_the_same(
         orchestrator, ways = engine._parts.orchestrator, list[int]()
         monkeypatch.setattr(orchestrator, "observe_steps", slow_with_forecasts(orchestrator, ways))
         assert_said_side_by_side(engine, prompts, alone)
+        assert_said_side_by_side(engine, prompts, alone)
         assert {*ways} == {0, 1}
         assert engine.stats().is_plain
-        assert_said_side_by_side(engine, prompts, alone)
         cache = engine.stats().decode.cache
         assert cache.required == cache.hits + cache.late + cache.misses
 
