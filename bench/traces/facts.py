@@ -110,7 +110,8 @@ def training_note(summary: dict[str, Any]) -> str:
     terms = [f"balance {last['balance']:.2g}"]
     if wants["lru"] is not None:
         wanted = "/".join(f"{hit:g}" for hit in wants["lru"])
-        pulls = f"temporal consistency {last['consistency']:.2g} and novelty {last['novelty']:.2g}"
+        names = [name for name in ("consistency", "departure", "novelty") if name in last]
+        pulls = "temporal " + ", ".join(f"{name} {last[name]:.2g}" for name in names)
         terms.append(f"{pulls} steered to LRU hits {wanted} %")
     if wants["foreseen"] is not None:
         wanted = f"{100 * wants['foreseen']:g} % of experts foreseen {wants['ahead']} ahead"

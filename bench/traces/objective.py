@@ -19,11 +19,11 @@ from bench.traces.terms import Companion, RouterTap, balance_loss, foresight_los
 BALANCE = Steering(wanted=0.965, coefficient=0.02, gain=15.0, least=5e-3, most=1.0, slack=0.004)
 CONSISTENCY = Steering(wanted=0.0, coefficient=0.02, gain=0.04, most=1.0, slack=0.3)
 """Measured by the points by which LRU hits are off in the smaller cache."""
+DEPARTURE = Steering(wanted=0.0, coefficient=0.01, gain=0.08, least=1e-3, most=2.0, slack=0.3)
+"""Measured by the points by which they are below what is wanted there."""
 NOVELTY = Steering(wanted=0.0, coefficient=0.01, gain=0.08, most=1.0, slack=0.3)
-"""Measured by the points by which they are below what is wanted in the larger one."""
-FORESIGHT = Steering(wanted=0.9, coefficient=0.1, gain=4.0, most=8.0, slack=0.005)
-COMPANION_RATE = 0.02
-"""Weight of the companion's own learning: it learns alike however hard it pulls at the routers."""
+"""Measured by the points by which they are below it in the larger one."""
+FORESIGHT = Steering(wanted=0.9, coefficient=0.1, gain=4.0, most=20.0, slack=0.005)
 _TINY = 1e-6
 
 
@@ -47,7 +47,11 @@ class Coefficients:
         self.wants = wants
         self.steerings = {"balance": replace(BALANCE, wanted=wants.entropy)}
         if wants.lru is not None:
-            self.steerings |= {"consistency": replace(CONSISTENCY), "novelty": replace(NOVELTY)}
+            self.steerings |= {
+                "consistency": replace(CONSISTENCY),
+                "departure": replace(DEPARTURE),
+                "novelty": replace(NOVELTY),
+            }
         if wants.foreseen is not None:
             self.steerings["foresight"] = replace(FORESIGHT, wanted=wants.foreseen)
         self.values = {
@@ -60,7 +64,7 @@ class Coefficients:
         measured = {"balance": look.entropy}
         if self.wants.lru is not None:
             small, large = (hit - wanted for hit, wanted in zip(look.lru, self.wants.lru, strict=True))
-            measured |= {"consistency": small, "novelty": -large}
+            measured |= {"consistency": small, "departure": -small, "novelty": -large}
         if look.foreseen is not None:
             measured["foresight"] = look.foreseen
         for name, steering in self.steerings.items():
@@ -106,10 +110,11 @@ class Objective:
         if "consistency" in self._values:
             kept = kept_shares(probabilities, routing.chosen)
             loss = loss - self._values["consistency"] * (kept.recent + _TINY).log().mean()
+            loss = loss + self._values["departure"] * kept.recent.mean()
             loss = loss + self._values["novelty"] * kept.earlier.mean()
         if self._companion is not None:
             expected, drawn = self._companion.expect(routing), self._companion.drawn
             pull = foresight_loss(expected.detach()[:, :, drawn], routing.logits[drawn])
             loss = loss + self._values["foresight"] * pull
-            loss = loss + COMPANION_RATE * foresight_loss(expected, routing.logits.detach())
+            loss = loss + foresight_loss(expected, routing.logits.detach())
         return loss, cross_entropy.detach()

@@ -4,16 +4,18 @@
     z            squared log-sum-exp: keeps router logits small
     consistency  -log of the probability left on the experts of the last four tokens: with 128 experts, top-8,
                  what a cache of a quarter would hold
+    departure    probability left on those same experts: the other way, where they are used too often
     novelty      probability left on the experts of the 28 tokens before those, and of none since: what only
                  a larger cache would hold
     foresight    KL from what a Mamba2 companion expected of this token, some steps ahead, of past routing
 
-The last three are what a big model's routing has by itself and a small one's has less of. Consistency makes
-routing repeat at once, novelty keeps it from coming back later, so they set LRU hits of small and of large
-caches. Foresight makes routing follow from its own history, repeated or not, so it sets what a predictor can
-know, and how far ahead. It leaves the first layers of each group alone: by them the companion knows which
-token it is that the others are to follow. The companion learns along with the model, as the other half of
-the term; it has a model a group of layers, as the predictor does, and sees no more than that one would.
+The last four are what a big model's routing has by itself and a small one's has less of. Consistency makes
+routing repeat at once, departure keeps it from that, novelty from coming back later, so they set LRU hits of
+small and of large caches. Foresight makes routing follow from its own history, repeated or not, so it sets
+what a predictor can know, and how far ahead. It leaves the first layers of each group alone: by them the
+companion knows which token it is that the others are to follow. The companion learns along with the model, as
+the other half of the term; it has a model a group of layers, as the predictor does, and sees no more than
+that one would.
 """
 
 from __future__ import annotations
@@ -118,7 +120,9 @@ class Companion(nn.Module):
         super().__init__()
         sizes = Mamba2Sizes(d_model=width, state_size=32, head_dim=32)
         self.groups = layer_groups(geometry.layers)
-        shapes = [GroupShape(len(group), geometry.experts, geometry.top_k, 1, sizes) for group in self.groups]
+        shapes = [
+            GroupShape(len(group), geometry.experts, geometry.top_k, sizes=sizes) for group in self.groups
+        ]
         self.models = nn.ModuleList(GroupModel(shape) for shape in shapes)
         self.ahead = ahead
         drawn = [layer for group in self.groups for layer in group[min(SENSES, len(group) // 2) :]]

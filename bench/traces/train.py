@@ -74,7 +74,7 @@ class Trainer:
         self._objective = Objective(self.model, tap, self.coefficients, self.companion)
         windows = held_windows(streams, length=run.looked_length, per_kind=1).to(device)
         self._watcher = Watcher(self.model, tap, windows, self.companion)
-        self._optimizer = _make_optimizer(self._weights(), run, device)
+        self._optimizer = _make_optimizer([weight for part in self._parts() for weight in part], run, device)
 
     def train(self) -> Iterator[Progress]:
         """Train until the time is over, yielding after every step; the same object each time."""
@@ -134,9 +134,10 @@ class Trainer:
         self.coefficients.load(state["coefficients"])
         return state
 
-    def _weights(self) -> list[torch.nn.Parameter]:
-        extra = [] if self.companion is None else list(self.companion.parameters())
-        return [*self.model.parameters(), *extra]
+    def _parts(self) -> list[list[torch.nn.Parameter]]:
+        """Weights whose gradients are clipped together: the companion learns alike however hard it pulls."""
+        learners = [self.model] if self.companion is None else [self.model, self.companion]
+        return [list(learner.parameters()) for learner in learners]
 
     def _step(self, windows: Tensor) -> Tensor:
         """One optimiser step; returns the cross-entropy, still on the device."""
@@ -150,7 +151,8 @@ class Trainer:
         ):
             loss, cross_entropy = self._objective(windows)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._weights(), 1.0)
+        for part in self._parts():
+            torch.nn.utils.clip_grad_norm_(part, 1.0)
         self._optimizer.step()
         return cross_entropy
 

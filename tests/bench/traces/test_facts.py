@@ -52,7 +52,7 @@ def test_prefixes_tell_flavour_and_shape() -> None:
 def test_training_is_told_in_words() -> None:
     note = training_note(SUMMARY)
     assert note == (
-        "trained on 50 M tokens, router terms: balance 0.1, temporal consistency 0.03 and novelty 0.001 "
+        "trained on 50 M tokens, router terms: balance 0.1, temporal consistency 0.03, novelty 0.001 "
         "steered to LRU hits 72/87 %"
     )
     foreseen = {**SUMMARY, "wants": {"lru": None, "foreseen": 0.9, "ahead": 8}}

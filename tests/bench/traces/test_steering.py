@@ -70,6 +70,7 @@ def test_each_coefficient_follows_its_own_measure() -> None:
     after = coefficients.state()
     assert after["balance"] == before["balance"]
     assert after["consistency"] < before["consistency"]
+    assert after["departure"] > before["departure"]
     assert after["novelty"] > before["novelty"]
     assert after["foresight"] > before["foresight"]
     for name, value in coefficients.values.items():
