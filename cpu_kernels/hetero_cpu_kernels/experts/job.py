@@ -1,9 +1,9 @@
 """The compiled job: one layer's experts, each worker with its share of the rows.
 
     1  activations into the kernels' layouts          | all workers meet
-    2  up projection and gate, rows of I by worker    | all workers meet
+    2  up projection and gate, rows of I by worker, those of slow ones by others too    | all workers meet
        where tokens are multiplied as digits: of the gate's outputs, by token    | all workers meet
-    3  down projection, columns of the output by worker
+    3  down projection, columns of the output by worker    (`stretch` has both shares)
 
 Every number has one worker that computes it, in an order that does not depend on how many workers there are:
 a row's columns from first to last, a token's experts as they are listed. So the bits do not depend on it
@@ -28,6 +28,15 @@ from hetero_cpu_kernels.experts.inner_jit import inner_jit as _jit
 from hetero_cpu_kernels.experts.meeting import meet
 from hetero_cpu_kernels.experts.plan import ARGUMENT_BYTES, FEW_RUN, MANY_RUN, PLAN
 from hetero_cpu_kernels.experts.project import Task, project
+from hetero_cpu_kernels.experts.stretch import (
+    down_share,
+    first_place,
+    note_done,
+    num_tokens_of,
+    open_stretch,
+    share,
+    take,
+)
 from hetero_cpu_kernels.experts.tile_job import (
     add_tiles,
     gate_strides,
@@ -38,15 +47,6 @@ from hetero_cpu_kernels.experts.tile_job import (
 
 ABANDONED = 1
 """Status of a worker that another's failure set free."""
-_READING_COST = 8
-"""Of rows, in their products with 16 tokens: where workers wait for memory, 5 (int8) to 10 (bfloat16)."""
-
-
-@_jit
-def share(total, grain, index, count):
-    """First and end of a worker's part of `total`, in multiples of `grain`."""
-    units = (total + grain - 1) // grain
-    return min(total, units * index // count * grain), min(total, units * (index + 1) // count * grain)
 
 
 @_jit
@@ -106,15 +106,9 @@ def _pack_outputs(plan, index, count):
 
 
 @_jit
-def _num_tokens(plan, expert):
-    bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
-    return bounds[expert + 1] - bounds[expert]
-
-
-@_jit
 def _run_rows(plan, expert):
     """Rows at a time: small enough that a second block of tokens finds them in the cache."""
-    return FEW_RUN if _num_tokens(plan, expert) <= min(4, plan.few_tokens) else MANY_RUN
+    return FEW_RUN if num_tokens_of(plan, expert) <= min(4, plan.few_tokens) else MANY_RUN
 
 
 @_jit
@@ -177,80 +171,28 @@ def _beside(task, begin, rows, place, following):
 
 
 @_jit
-def _cost(plan, expert):
-    """Of 32 rows of one expert whose tokens are multiplied in tiles: of reading them, and of the products."""
-    num_tokens = _num_tokens(plan, expert)
-    is_tiled = is_in_tiles(plan.up.many) and num_tokens > plan.few_tokens
-    return _READING_COST + in_sixteens(num_tokens) if is_tiled else 0
-
-
-@_jit
-def _all_costs(plan):
-    """Of all experts in tiles."""
-    total = 0
-    for expert in range(plan.num_experts):
-        total += (plan.inner + MANY_RUN - 1) // MANY_RUN * _cost(plan, expert)
-    return total
-
-
-@_jit
-def _up_share(plan, index, count, expert, costs):
-    """Outputs of the gate that a worker computes: of every expert a part, and not the same one each time.
-
-    Experts in tiles follow each other, and a worker has one stretch of them, so that it reads the activations
-    of a few experts only. `costs`: of what comes before this expert, and of all.
-    """
-    cost = _cost(plan, expert)
-    if cost == 0:
-        grain = 16 if _num_tokens(plan, expert) > plan.few_tokens else 1
-        return share(plan.inner, grain, (index + expert) % count, count)
-    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
-    first = (costs[1] * index // count - costs[0] + cost - 1) // cost
-    end = (costs[1] * (index + 1) // count - costs[0] + cost - 1) // cost
-    return MANY_RUN * min(max(first, 0), runs), min(plan.inner, MANY_RUN * min(max(end, 0), runs))
-
-
-@_jit
-def _next_share(plan, index, count, expert, costs):
-    """From `expert` on: the next one of which this worker computes something, first and end of its share, and
-    the costs before it. Behind the last expert there is nothing."""
-    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
-    before, total = costs
-    while expert < plan.num_experts:
-        first, end = _up_share(plan, index, count, expert, (before, total))
-        if first < end:
-            return expert, first, end, before
-        before += runs * _cost(plan, expert)
-        expert += 1
-    return expert, 0, 0, before
-
-
-@_jit
 def _run_up(plan, index, count):
-    """Gate outputs of this worker's rows, for all experts."""
-    runs = (plan.inner + MANY_RUN - 1) // MANY_RUN
-    total = _all_costs(plan)
-    expert, first, end, before = _next_share(plan, index, count, 0, (0, total))
-    while expert < plan.num_experts:
-        costs = before + runs * _cost(plan, expert), total
-        following = _next_share(plan, index, count, expert + 1, costs)
-        run = _run_rows(plan, expert)
-        for begin in range(first, end, run):
-            rows = min(run, end - begin)
-            after = expert, begin + rows, min(run, end - begin - rows)
-            if begin + rows == end and following[0] < plan.num_experts:
-                after = following[0], following[1], min(MANY_RUN, following[2] - following[1])
-            task = _task(plan, index, expert, begin, rows, after)
-            _run_gate_rows(plan, task)
-            _activate(plan, task)
-        expert, first, end, before = following
+    """Gate outputs of this worker's stretch, then of others'; a unit is taken while the one before waits."""
+    place, begin, rows = take(plan, count, first_place(plan, index, count))
+    while rows > 0:
+        following, next_begin, next_rows = take(plan, count, place)
+        after = place.expert, begin, 0
+        if next_rows > 0:
+            after = following.expert, next_begin, min(MANY_RUN, next_rows)
+        task = _task(plan, index, place.expert, begin, rows, after)
+        _run_gate_rows(plan, task)
+        _activate(plan, task)
+        note_done(plan, index, place, rows)
+        place, begin, rows = following, next_begin, next_rows
 
 
 @_jit
 def _first_gate_rows(plan, index, count):
     """The expert, first row and end of what this worker reads first of the up projection."""
-    expert, first, end, _ = _next_share(plan, index, count, 0, (0, _all_costs(plan)))
-    return (expert, 2 * first, 2 * end) if plan.is_interleaved else (expert, first, end)
+    place = first_place(plan, index, count)
+    if plan.is_interleaved:
+        return place.expert, 2 * place.first, 2 * place.end
+    return place.expert, place.first, place.end
 
 
 @_jit
@@ -287,15 +229,9 @@ def _activate(plan, task):
 
 
 @_jit
-def _down_share(plan, index, count):
-    """First column of the output that a worker computes, and end of them."""
-    return share(plan.hidden, 16 if plan.has_many else 1, index, count)
-
-
-@_jit
 def _first_down_rows(plan, index, count, expert):
     """That expert, or the last one, and the rows that this worker reads of its down projection."""
-    first, end = _down_share(plan, index, count)
+    first, end = down_share(plan, index, count)
     return (min(expert, plan.num_experts - 1), first, end if plan.num_experts else first)
 
 
@@ -303,7 +239,7 @@ def _first_down_rows(plan, index, count, expert):
 def _run_down(plan, index, count):
     """This worker's columns of the output: every expert's rows, weighted and added in the order listed."""
     out = carray(pointer(plan.out_at), (plan.num_tokens, plan.hidden), np.float32)
-    first, end = _down_share(plan, index, count)
+    first, end = down_share(plan, index, count)
     for token in range(plan.num_tokens):
         out[token, first:end] = np.float32(0.0)
     for expert in range(plan.num_experts):
@@ -337,6 +273,7 @@ def _add_weighted(plan, task, out):
 def _experts_job(plan_at, index, count):
     """`pool.doorbell`'s job for a `PLAN`."""
     plan = carray(pointer(plan_at), 1, PLAN)[0]
+    open_stretch(plan, index, count)
     _pack(plan, index, count)
     if not meet(plan, count, plan.up, _first_gate_rows(plan, index, count)):
         return ABANDONED

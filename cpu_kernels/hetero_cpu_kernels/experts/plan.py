@@ -74,6 +74,8 @@ worker's scratch, in front of its panel."""
 
 ARGUMENT_BYTES = 64 + 8 * 1024
 """Of a worker's scratch: what a kernel is called with, and addresses of the tokens' activations."""
+COUNTER_BYTES = 64
+"""At the end of a worker's scratch: what `stretch` counts, on a cache line of its own."""
 MOST_TOKENS = 1024
 """Tokens of one expert in one call."""
 
@@ -109,5 +111,5 @@ def scratch_parts(most_tokens: int, programs: tuple[Program, Program]) -> tuple[
     """`results` and bytes of each worker's scratch, for experts of up to so many tokens."""
     results = max(2 * FEW_RUN * 4, 2 * MANY_RUN * (-(-most_tokens // TILE) * TILE))
     panel = MANY_RUN * max(program.many.panel_row_bytes for program in programs)
-    total = ARGUMENT_BYTES + 4 * (FEW_RUN + results) + panel
+    total = ARGUMENT_BYTES + 4 * (FEW_RUN + results) + panel + COUNTER_BYTES
     return results, -(-total // 4096) * 4096
