@@ -1,7 +1,6 @@
 """Whether the host waits for the device while it submits captured steps: `python -m bench.host_syncs`.
 
-The bundled model, a quarter of its experts resident, for each preset whose decode step is one CUDA graph;
-steps that may do without forecasts have them.
+The bundled model, a quarter of its experts resident, for each preset whose decode step is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def count_syncs(preset: str, *, tokens: int) -> SyncCounts:
     with Engine.load(preset=preset, device=DEVICE, **words) as engine:
         deltas = engine.stream(make_prompt(SHORT_PROMPT), max_tokens=1 + tokens, ignore_eos=True)
         next(deltas)
-        with engine._parts.orchestrator.with_forecasts(), syncs_counted() as counts:
+        with syncs_counted() as counts:
             for _ in deltas:
                 pass
     return counts

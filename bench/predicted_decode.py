@@ -5,15 +5,13 @@
 The trace and the predictor are those of a narrow model (`bench/traces`); weights are random, so bytes and
 kernels are the large model's, and what routers and head say is the trace's. A model of half the trace's
 layers is served by the predictor's first group. LRU stands beside `preset: seqmoe` at every residency, and
-the bound: what the link alone allows for the bytes that Belady's optimum would still move. Forecasts are
-measured first with all steps told to have them, then as the product serves: by the faster way of both.
-Replaying adds a small kernel or two a layer, to full load as to the others.
+the bound: what the link alone allows for the bytes that Belady's optimum would still move. Replaying adds a
+small kernel or two a layer, to full load as to the others.
 
 Experts are made in host memory once and handed from engine to engine; the checkpoint on the disk has holes
 in their place (`models/random_bank.py`). Supposed for a machine with an H200 and 16 cores, 24 layers, and not
 measured: 20 s until the experts are there, quantised or packed, and kernels are compiled; then 9 s an engine,
-9 of them, and 6 s more to settle for 4 of them; 15 s for the simulator: 145 s, and 95 s with
-`--residencies 0.25 0.45`. Each further `--horizon` is
+9 of them; 15 s for the simulator: 120 s, and 80 s with `--residencies 0.25 0.45`. Each further `--horizon` is
 an engine more at each residency. No engine is begun after `--seconds`.
 """
 
@@ -189,7 +187,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="decoded of each text")
     parser.add_argument("--runs", type=int, default=3, help="texts, without the one that warms up")
     parser.add_argument("--link", type=float, help="GB/s; measured unless given")
-    parser.add_argument("--seconds", type=float, default=180, help="after that, no engine is begun")
+    parser.add_argument("--seconds", type=float, default=150, help="after that, no engine is begun")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     add_geometry(parser)
     return parser.parse_args(arguments)

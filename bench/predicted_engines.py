@@ -1,8 +1,7 @@
 """Engines one after another on the same recorded texts, and the simulator beside them.
 
 made once     experts in host memory ──► full load ──► seqmoe ──► LRU ──► ...    handed on by each
-of each       loaded, its model made to say the texts, its step captured anew, decoded; then, where steps can
-              do without forecasts, tried both ways and decoded as it found to be faster
+of each       loaded, its model made to say the texts, its step captured anew, decoded
 afterwards    the simulator, with the layer time that full load had and the link that was measured
 """
 
@@ -17,7 +16,7 @@ from typing import Any
 from bench.decode_case import Case, Loaded, Measured, Plan, capture_anew, config_of, opened
 from bench.harness import Row, attempt
 from bench.models.random_bank import random_store
-from bench.predicted_rows import FULL, Bound, Contender, Outcome, Settled, rows_of
+from bench.predicted_rows import FULL, Bound, Contender, Outcome, rows_of
 from bench.predicted_texts import PROMPT, Texts, decode_counted, decode_texts, recited
 from bench.simulated_twin import simulated_hits
 from bench.step_breakdown import profile_steps
@@ -38,8 +37,6 @@ from hetero_scheduler.trace import Trace
 
 SIMULATED = (0.25, 0.45)
 PROFILED, PROFILED_STEPS = 0.45, 16
-MOST_TRIES = 6
-"""Times that all texts are decoded to find the faster way; one or two are enough but for ties."""
 
 
 @dataclass
@@ -76,10 +73,6 @@ class Bench:
         """Whether a few of its steps are broken down by kind of kernel."""
         return self.is_captured and contender.horizon is not None and contender.residency == PROFILED
 
-    def settles(self, contender: Contender) -> bool:
-        """Whether its steps may do without forecasts."""
-        return self.is_captured and contender.horizon is not None
-
     # ---- engines
 
     def measure(self, contender: Contender) -> bool:
@@ -92,13 +85,10 @@ class Bench:
         try:
             with recited(loaded.parts, self.texts, asks_early=horizon == "layer") as recital:
                 capture_anew(loaded.parts)
-                with loaded.parts.orchestrator.with_forecasts():
-                    measured = self._decode_all(contender, loaded, recital)
-                    self.done[contender] = Outcome(measured, horizon)
-                    self.say(str(measured))
-                    self._look_closer(contender, loaded, recital)
-                if self.settles(contender):
-                    self._let_settle(contender, loaded, recital)
+                measured = self._decode_all(contender, loaded, recital)
+                self.done[contender] = Outcome(measured, horizon)
+                self.say(str(measured))
+                self._look_closer(contender, loaded, recital)
         finally:
             # not the engine's close, which would free the experts
             self.store = loaded.parts.release()
@@ -132,23 +122,6 @@ class Bench:
             step = attempt(f"profile of {contender}", partial(self._profile, loaded, recital))
             self.num_failed += step is None
             self.done[contender] = self.done[contender]._replace(step=step)
-
-    def _let_settle(self, contender: Contender, loaded: Loaded, recital: Recital) -> None:
-        """As the product serves: by the way that it found to be faster."""
-        settled = attempt(f"{contender}, settled", partial(self._settled, contender, loaded, recital))
-        self.num_failed += settled is None
-        self.done[contender] = self.done[contender]._replace(settled=settled)
-
-    def _settled(self, contender: Contender, loaded: Loaded, recital: Recital) -> Settled:
-        orchestrator, tries = loaded.parts.orchestrator, 0
-        while tries < MOST_TRIES and not orchestrator.is_settled:
-            decode_texts(loaded.engine, recital, self.texts)
-            tries += 1
-        measured = self._decode_all(contender, loaded, recital)
-        way = f"steps {'without' if orchestrator.is_plain else 'with'} forecasts, all texts tried: {tries}"
-        settled = Settled(measured, way if orchestrator.is_settled else f"{way}, still trying")
-        self.say(f"{contender}, settled: {settled.way}, {measured}")
-        return settled
 
     def _profile(self, loaded: Loaded, recital: Recital) -> StepTime:
         recital.seek(0)

@@ -1,8 +1,7 @@
 """What engines that foresee, and those beside them, come to: the rows of `predicted_decode`.
 
-predict.full_load_share_45_fp8         decode at 45 % as a share of full load, preset seqmoe, with forecasts
+predict.full_load_share_45_fp8         decode at 45 % as a share of full load, preset seqmoe
 predict.full_load_share_45_fp8_layer   the same, where a horizon was asked for by name
-predict.settled_share_45_fp8           by the way, with forecasts or without, that timing its steps found
 predict.bound_share_45_fp8             what the link would allow Belady's optimum
 predict.engine_minus_sim_45            hits of the engine less the simulator's, fp8; `_bf16` of that format
 """
@@ -45,19 +44,11 @@ class Contender(NamedTuple):
 FULL = Contender(1.0)
 
 
-class Settled(NamedTuple):
-    """Once it was found which `way` steps are faster."""
-
-    measured: Measured
-    way: str
-
-
 class Outcome(NamedTuple):
-    """What was measured of one engine, with forecasts where it has any. `horizon`: as near as it looked; None
-    for one that does not foresee.
+    """What was measured of one engine. `horizon`: as near as it looked; None for one that does not foresee.
 
     `counted`: the text that the simulator reads too, `simulated`: its hit rate there. `step`: where the time
-    of a captured step goes. `settled`: as the product serves. None where nobody asked.
+    of a captured step goes. None where nobody asked.
     """
 
     measured: Measured
@@ -65,7 +56,6 @@ class Outcome(NamedTuple):
     counted: Decode | None = None
     simulated: float | None = None
     step: StepTime | None = None
-    settled: Settled | None = None
 
     @property
     def points(self) -> float | None:
@@ -129,16 +119,6 @@ def _rows_of(
             reference=beside or None,
             note=f"{looks}; {_moved(ours)}; full load {full.measured.tok_s:.1f} tok/s; {note}",
         )
-        if outcome.settled is not None:
-            settled, way = outcome.settled
-            against = f"with forecasts {ours.tok_s / full.measured.tok_s:.3f}"
-            yield Row(
-                id=f"predict.settled_share_{name}",
-                value=settled.tok_s / full.measured.tok_s,
-                unit="share",
-                reference=f"{against}, {beside}" if beside else against,
-                note=f"{way}; hits {100 * settled.hit_rate:.1f} %; {_moved(settled)}",
-            )
     yield Row(
         id=f"predict.decode_hit_{name}",
         value=100 * ours.hit_rate,

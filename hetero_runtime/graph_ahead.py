@@ -68,7 +68,7 @@ def look_ahead(
         read = Prompts(parts.predictors, router_shape(parts.model), device=foresight)
         return Ahead(foresight, read, None, partial(_listen_foreseeing, parts, read, foresight))
     guess = PreGate(parts.model, num_guesses=num_wanted, active=active)
-    return Ahead(AskOneLayerAhead(guess, kept_back=kept_back, is_optional=True))
+    return Ahead(AskOneLayerAhead(guess, kept_back=kept_back))
 
 
 def _lookahead(

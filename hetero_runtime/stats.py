@@ -84,8 +84,6 @@ class EngineStats:
     """Of this process alone; see `own_memory` for what a system without /proc can say."""
     peak_device_bytes: int
     disk: ReadStats
-    is_plain: bool = False
-    """Decode steps do without the prefetches that were asked for: they are faster so, or that is tried."""
     drafts: DraftStats = DraftStats()
     compression: CompressionStats = field(default_factory=CompressionStats)
 
@@ -198,7 +196,6 @@ class StatsRecorder:
             routed = self._device_routing() - self._routed_before
             return EngineStats(
                 mode=self._orchestrator.mode,
-                is_plain=self._orchestrator.is_plain,
                 requests=self._requests,
                 active_rows=self._active_rows,
                 prefill=self._phases[Phase.PREFILL],

@@ -26,9 +26,7 @@ def summary_table(
     for name in ("", "prefill", "decode"):
         table.add_column(name, justify="right" if name else "left")
     phases = (stats.prefill, stats.decode)
-    table.add_row(
-        "mode of decoding", "", f"{stats.mode}, without prefetches" if stats.is_plain else stats.mode
-    )
+    table.add_row("mode of decoding", "", stats.mode)
     table.add_row("tokens", *(f"{phase.tokens:,}" for phase in phases))
     table.add_row("tokens a second", *(f"{phase.tok_s:,.1f}" for phase in phases))
     table.add_row("time to first token", f"{timings.ttft_s * 1e3:,.0f} ms", "")

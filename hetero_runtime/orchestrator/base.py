@@ -80,16 +80,6 @@ class Orchestrator(ABC):
         return True
 
     @property
-    def is_plain(self) -> bool:
-        """Whether decode steps do without the prefetches that were asked for, as the last of them did."""
-        return False
-
-    @contextmanager
-    def with_forecasts(self) -> Iterator[None]:
-        """Decode steps inside have what was asked for, prefetches too, whatever is being tried."""
-        yield
-
-    @property
     def is_outdated(self) -> bool:
         """Captured anew, a step would be shorter."""
         return False

@@ -11,11 +11,6 @@
                 the windows of its forecasts, its uses
 
 The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device.
-
-Steps that do without are not heard. After them nothing is foreseen until the next forecasts, less than a step
-later, and the predictor goes on from where it was: what it is told next outweighs what it missed within a few
-tokens, fewer than are left out of account when a way is timed, and hearing every plain step would cost what
-those are there to save.
 """
 
 from __future__ import annotations
@@ -81,7 +76,7 @@ class CapturedForesight(Asker):
     """See the module docstring. `active`: bool `[rows]` on the device, the rows that step. `per_layer`: tasks
     of a layer, the router's top-k and some extra."""
 
-    asks_beside, is_optional = True, True
+    asks_beside = True
 
     def __init__(
         self,
@@ -101,8 +96,6 @@ class CapturedForesight(Asker):
         self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
         self._nearer: tuple[RefinedForecasts, Nearer] | None = None
         self._heard: torch.Tensor | None = None
-        self.is_retired = False
-        """Whether no step will ask for forecasts any more, so that prompts need not be read for them."""
         self._waiting: dict[int, ReadPrompt] = {}
 
     def follow(self, nearer: Nearer) -> None:
@@ -167,18 +160,8 @@ class CapturedForesight(Asker):
         for row, prompt in self._waiting.items():
             self._forecasts.load(row, prompt.states, forecasts=prompt.forecasts)
             self._windows.remember(row, after_uses(np.zeros(prompt.uses.shape), prompt.uses))
-            is_new[row] = len(prompt.forecasts) > 0
+            is_new[row] = True
         self._waiting.clear()
         self._windows.renew(self._layers, is_new)
         if len(self._layers) > 1:
             self._candidates.renew(self._layers[1:])
-
-    def begin_plain(self) -> None:
-        """What is foreseen now will lie behind when somebody asks again."""
-        self._windows.clear()
-        self._candidates.clear()
-        self._waiting = {row: prompt._replace(forecasts=()) for row, prompt in self._waiting.items()}
-
-    def retire(self) -> None:
-        self.is_retired = True
-        self._waiting.clear()

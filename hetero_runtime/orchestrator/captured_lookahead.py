@@ -23,6 +23,7 @@ from hetero_gpu.foresight import ExpiredFirst
 from hetero_gpu.predict.lookahead import DeviceLookahead
 from hetero_gpu.tables import DeviceTables, create_prefetch
 from hetero_runtime.orchestrator.captured_prefetch import Asker
+from hetero_runtime.orchestrator.plain_steps import PlainSteps, RecentSteps
 from hetero_scheduler.eviction.lookahead import Lookahead
 from hetero_scheduler.predict.lookahead_features import STRIDE
 from hetero_scheduler.prefetch.top_b import DECAY, SIZE
@@ -37,7 +38,7 @@ class CapturedLookahead(Asker):
     `kept_back`: slots that prefetches leave a layer. `eviction`: the host's, which scores go over to and come
     back from; None where eviction does not follow forecasts."""
 
-    asks_beside, is_optional = True, True
+    asks_beside = True
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class CapturedLookahead(Asker):
         self._tables, self._region, self._kept_back = tables, region, kept_back
         self._per_layer = min(per_layer, tables.num_experts)
         self._eviction = eviction
+        self.plain = PlainSteps() if eviction is None else RecentSteps(eviction)
         self._scores = None if eviction is None else ExpiredFirst(tables)
         self._chosen: torch.Tensor | None = None
         window = torch.arange(predictor.shape.window, device=tables.device)

@@ -36,6 +36,7 @@ from hetero_gpu.tables import (
     land,
     unpack_landed,
 )
+from hetero_runtime.orchestrator.plain_steps import PlainSteps
 from hetero_scheduler.trials import Trials
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class Asker:
     `begin_layer`, instead of what is `wanted` being asked for before late copies are awaited. Then what it
     reads of the layer's tensors must be kept (`used_here`)."""
 
-    is_optional = False
-    """Whether steps may do without it, where they are faster so."""
+    plain: PlainSteps | None = None
+    """How steps go without it; None where none may."""
 
     def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
         """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
@@ -78,19 +79,12 @@ class Asker:
     def end_decode(self) -> None:
         """By the host: the tables are handed back next."""
 
-    def begin_plain(self) -> None:
-        """By the host: steps follow that do without it."""
-
-    def retire(self) -> None:
-        """By the host: from now on all steps do."""
-
 
 class AskOneLayerAhead(Asker):
-    """Asks for what `look_ahead` guesses, and leaves each layer `kept_back` slots. `is_optional`: unless what
-    is copied is part of what was promised, as with a routing policy's insertions."""
+    """Asks for what `look_ahead` guesses, and leaves each layer `kept_back` slots."""
 
-    def __init__(self, look_ahead: LookAhead, *, kept_back: int = 0, is_optional: bool = False) -> None:
-        self._look_ahead, self._kept_back, self.is_optional = look_ahead, kept_back, is_optional
+    def __init__(self, look_ahead: LookAhead, *, kept_back: int = 0) -> None:
+        self._look_ahead, self._kept_back = look_ahead, kept_back
 
     def wanted(self, layer: int, hidden: torch.Tensor) -> Wanted | None:
         keys = self._look_ahead(layer, hidden)
@@ -130,7 +124,9 @@ class CapturedPrefetch:
             staging=self._staging,
         )
         self._is_failure_told = False
-        self.trials = Trials((False, True)) if asker.is_optional else None
+        self.plain = asker.plain
+        """How steps go without prefetches; None where none may."""
+        self.trials = None if asker.plain is None else Trials((False, True))
         """Whether steps prefetch; None where all do."""
 
     # ---- captured, for each layer
@@ -172,20 +168,15 @@ class CapturedPrefetch:
         """The tables were handed over to the device just now."""
         self._asker.begin_decode()
 
-    def begin_plain(self) -> None:
-        """Steps without prefetches follow; `finish` has ended all of them."""
-        self._asker.begin_plain()
-
     def observe_steps(self, num_steps: int, seconds: float) -> None:
         """So many steps, with prefetches if `trials` says so, took so long; in the order of the steps."""
         if self.trials is None or self.trials.is_lost:
             return
         self.trials.observe(num_steps, seconds)
         if self.trials.is_lost:
-            self._asker.retire()
             log.warning(
                 "tokens are decoded without forecasts from now on: a step takes %.2f ms so, and %.2f ms with "
-                "them; prompts fetch as before",
+                "them; prompts keep theirs",
                 1e3 * self.trials.plain_s,
                 1e3 * self.trials.helped_s,
             )

@@ -11,14 +11,14 @@
 
 Nothing in a decode step depends on a value that the host would have to read, so the step can be captured as
 one CUDA graph and replayed for every token (SeqMoE §8). Where prefetches have to pay, it goes one of two
-ways, without them and with them, each captured: `way` says which one the pass takes. Without them experts are
-evicted by use, as `EvictionPolicy.without_forecasts` has it; prompts in between are the host's policy's.
+ways, without them and with them, each captured: `way` says which one the pass takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -30,7 +30,7 @@ from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
-from hetero_scheduler import EvictionPolicy, SlotMachine
+from hetero_runtime.orchestrator.plain_steps import PlainSteps
 from hetero_scheduler.trials import Trials
 
 
@@ -61,7 +61,6 @@ class DeviceOrchestrator(Orchestrator):
         self._tables, self._experts, self._active = tables, experts, active
         self._prefetch, self._in_place = prefetch, in_place
         self._is_on_device = False
-        self._followed: EvictionPolicy | None = None  # by the steps that the tables were handed over for
         self._is_prefetching = prefetch is not None and prefetch.trials is None
         self._way_asked: int | None = None
         self._phase = Phase.PREFILL
@@ -132,8 +131,6 @@ class DeviceOrchestrator(Orchestrator):
         return self._prefill.prediction_stats()
 
     def observe_steps(self, num_steps: int, seconds: float) -> None:
-        if self._way_asked is not None:  # it says nothing of the way that is being tried
-            return
         is_racing = self._prefetch_trials is not None and self._prefetch_trials.is_racing
         if self._prefetch is not None:
             self._prefetch.observe_steps(num_steps, seconds)
@@ -148,7 +145,7 @@ class DeviceOrchestrator(Orchestrator):
 
     @property
     def is_plain(self) -> bool:
-        """As in the contract."""
+        """Whether steps do without the forecasts that there are."""
         return self._prefetch is not None and not self._is_prefetching
 
     @property
@@ -164,11 +161,6 @@ class DeviceOrchestrator(Orchestrator):
             yield
         finally:
             self._way_asked = None
-
-    @contextmanager
-    def with_forecasts(self) -> Iterator[None]:
-        with self.going(self.num_ways - 1):
-            yield
 
     @property
     def is_settled(self) -> bool:
@@ -206,30 +198,21 @@ class DeviceOrchestrator(Orchestrator):
         """Bring the slot states to where the next pass decides."""
         if to_device == self._is_on_device:
             return
-        prefetch = self._prefetching
+        prefetch, steps = self._prefetching, PlainSteps()
+        if prefetch is None and self._prefetch is not None:
+            assert self._prefetch.plain is not None, "no step may do without prefetches"
+            steps = self._prefetch.plain
         if to_device:
-            self._cache.lend(self._adopt)
+            self._cache.lend(partial(steps.adopt, self._tables))
             if prefetch is not None:
                 prefetch.begin_decode()
-            elif self._prefetch is not None:
-                self._prefetch.begin_plain()
         else:
             if prefetch is not None:
                 prefetch.finish()
             if self._in_place is not None:
                 self._in_place.finish()
-            self._cache.lend(self._give_back)
+            self._cache.lend(partial(steps.give_back, self._tables))
         self._is_on_device = to_device
-
-    def _adopt(self, machine: SlotMachine, eviction: EvictionPolicy) -> None:
-        self._followed = eviction.without_forecasts() if self.is_plain else eviction
-        self._tables.adopt(machine, self._followed)
-
-    def _give_back(self, machine: SlotMachine, eviction: EvictionPolicy) -> None:
-        assert self._followed is not None, "nothing was handed over"
-        self._tables.to_machine(machine, self._followed)
-        if self.is_plain:
-            eviction.resume(self._followed)
 
     def _take_way(self) -> None:
         """Let the decode pass that comes prefetch, or not: as asked for, else as is being tried."""

@@ -3,8 +3,7 @@
 Each runs as it will serve: `execution.mode: auto` is decided for each of them, and where that is graph,
 tokens are read by its captured step. Kernels compile and steps are captured before anything is timed. Where
 such a step splits misses, it is timed with the share that it begins with: finding a better one takes longer
-than a run here. Where it can go with forecasts and without, it goes with them: without, it is another
-candidate's.
+than a run here.
 
 The first run lets the exact model write a text; all others read that very text, token by token, so that each
 does the same work. Their next-token distributions beside the exact ones give the divergence on text of the
@@ -115,7 +114,7 @@ def _run(parts: Parts, exact: _Run | None) -> _Run:
     room = parts.config.execution.max_length
     prompt = torch.tensor(parts.tokenizer(PROMPT)["input_ids"][: (room + 1) // 2], device=parts.device)
     num_written = min(NUM_WARM + NUM_TIMED, max(1, room - len(prompt)))
-    with parts.orchestrator.with_forecasts(), parts.sequences.open() as sequence:
+    with parts.sequences.open() as sequence:
         with parts.orchestrator.pass_(Phase.PREFILL, checkpoint=_go_on):
             logits = sequence.extend(prompt)
         sampler = make_sampler(SamplingParams(temperature=1.0, seed=0), len(logits), parts.device)

@@ -4,13 +4,11 @@
     plain transformers             the same                                              then freed
 
 One after the other, so the peak is the larger of the two and not their sum. The engine decodes as it would
-serve: where that is by captured steps, layers are fused with each other, and text and logits alone compared;
-steps that can go with forecasts and without go both ways, some of them and then some others.
+serve: where that is by captured steps, layers are fused with each other, and text and logits alone compared.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
@@ -39,9 +37,6 @@ PROMPTS = (
     "what is 12 plus 30? The answer is 42. To be, or not to be, that is the question.",
 )
 """A short one, and one with enough variety to touch more experts than a small cache holds."""
-
-STEPS_A_WAY = 8
-"""Often enough in a text, and seldom enough for prefetches to land in between."""
 
 PassContext = Callable[[Phase], AbstractContextManager[None]]
 
@@ -139,18 +134,7 @@ def _listen_to_reference(config: ResolvedConfig, ids: list[list[int]], max_token
 
 
 def _offloaded_pass(parts: Parts) -> PassContext:
-    orchestrator, steps = parts.orchestrator, itertools.count()
-
-    @contextmanager
-    def pass_(phase: Phase) -> Iterator[None]:
-        is_ahead = phase is Phase.DECODE and next(steps) // STEPS_A_WAY % 2 == 0
-        with (
-            orchestrator.with_forecasts() if is_ahead else nullcontext(),
-            orchestrator.pass_(phase, checkpoint=lambda: None),
-        ):
-            yield
-
-    return pass_
+    return lambda phase: parts.orchestrator.pass_(phase, checkpoint=lambda: None)
 
 
 def _listen(speaker: _Speaker, prompts: list[list[int]], max_tokens: int) -> _Side:

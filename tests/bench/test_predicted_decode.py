@@ -21,7 +21,6 @@ from bench.traces.compact import compress
 from bench.traces.routers import replay_routers
 from hetero_runtime.errors import BudgetError
 from hetero_runtime.foresight.rows import Row as TextRow
-from hetero_runtime.orchestrator.eager import EagerOrchestrator
 from hetero_runtime.prediction import RouterFingerprint, read_predictor, write_predictor
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.predict.mamba2_block import Mamba2Sizes
@@ -249,19 +248,6 @@ def test_overhead_is_of_the_step_that_nobody_looks_at(bench: Bench, monkeypatch:
     step_us = 1e6 / outcome.measured.tok_s
     assert row.value == pytest.approx(4 * (6 + 6) / DECODED / step_us)
     assert "predictor 4, tables 4" in row.note
-
-
-def test_what_the_product_settles_on_stands_beside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked text after text until it has found its way, and no longer than that."""
-    asked = [True, False, False]  # from the end on
-    monkeypatch.setattr(EagerOrchestrator, "is_settled", property(lambda _self: not asked or asked.pop()))
-    monkeypatch.setattr(Bench, "settles", lambda _self, contender: contender.horizon is not None)
-    for contender in (FULL, Contender(0.45, "step")):
-        assert bench.measure(contender)
-    (row,) = [row for row in bench.rows() if row.id == "predict.settled_share_45_bf16_step"]
-    assert row.value > 0
-    assert row.note.startswith("steps with forecasts, all texts tried: 2; hits ")
-    assert "with forecasts 0." in str(row.reference) or "with forecasts 1." in str(row.reference)
 
 
 def test_a_kept_trace_in_fp8(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -87,29 +86,6 @@ def test_without_a_forecast_it_is_lru_below_every_forecast() -> None:
     assert used == sorted(used) and used[0] > policy.score[0, 2] == -np.inf
     policy.observe_forecast(Forecast(np.zeros((1, 1, NUM_EXPERTS), dtype=np.float32), (2,), 2))
     assert (policy.score[2] > used[-1]).all()
-
-
-def test_without_forecasts_their_order_lies_between_the_uses_so_far_and_those_to_come() -> None:
-    """What was used before any forecast, then what forecasts wanted, then what is used from now on."""
-    policy = BeladyForecast(NUM_LAYERS, NUM_EXPERTS)
-    policy.restore(policy.score, np.full(NUM_LAYERS, 10**8))  # a long life
-    policy.observe(0, ONE_TOKEN)
-    policy.observe(2, ONE_TOKEN)
-    policy.observe_forecast(Forecast(np.float32([[[0.4, 0.1, 0.3, 0]]]), (1,), 1))
-    before = policy.score.copy()
-    plain = policy.without_forecasts()
-    assert (plain.score < 0).all()
-    np.testing.assert_array_equal(policy.score, before)
-    plain.observe(0, np.array([0, 1, 0, 0]))
-    order = [(0, 0), (2, 0), (1, 3), (1, 1), (1, 2), (1, 0), (0, 1)]
-    scores = [plain.score[each] for each in order]
-    assert all(less < more for less, more in itertools.pairwise(scores))
-    assert plain.score[0, 2] == -np.inf
-    policy.resume(plain)
-    np.testing.assert_array_equal(policy.score, plain.score)
-    np.testing.assert_array_equal(policy.passes, plain.passes)
-    policy.observe(1, ONE_TOKEN)  # and its window is gone: it is LRU until a forecast comes
-    assert policy.score.argmax() == NUM_EXPERTS
 
 
 @pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"decay": 0.0}, {"decay": 1.0}])

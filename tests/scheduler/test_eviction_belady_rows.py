@@ -47,21 +47,6 @@ def test_an_expert_stays_while_any_active_row_wants_it() -> None:
     assert np.array_equal(rows.score, alone[2].score)
 
 
-def test_without_forecasts_all_rows_go_on_by_use() -> None:
-    rows = BeladyRows(NUM_LAYERS, NUM_EXPERTS, num_rows=2)
-    for row in range(2):
-        rows.turn_to(row, active=[0, 1])
-        rows.observe_forecast(forecast(row))
-    plain = rows.without_forecasts()
-    assert np.array_equal(plain.score.argsort(axis=None), rows.score.argsort(axis=None))
-    plain.observe(1, used(0))
-    rows.resume(plain)
-    assert np.array_equal(rows.score, plain.score)
-    rows.turn_to(1, active=[1])
-    assert np.array_equal(rows.score, plain.score)
-    assert rows.passes.tolist() == [0, 1, 0]
-
-
 def test_a_policy_needs_a_row() -> None:
     with pytest.raises(ValueError, match="num_rows is 0"):
         BeladyRows(NUM_LAYERS, NUM_EXPERTS, num_rows=0)

@@ -112,21 +112,21 @@ def test_recent_use_goes_on_from_shares_and_hands_back_shares() -> None:
     one = policy()
     for layer in range(NUM_LAYERS):  # a prompt: expert 0 of each layer has 3 of 4 tokens
         one.observe(layer, tokens(0, 0, 0, 1))
-    plain = one.without_forecasts()
-    assert plain.score[:, 0] == pytest.approx(0.375) and plain.score[:, 1] == pytest.approx(0.125)
+    recent = one.recent()
+    assert recent.score[:, 0] == pytest.approx(0.375) and recent.score[:, 1] == pytest.approx(0.125)
     for experts in ((1, 2), (2, 3)):
         for layer in range(NUM_LAYERS):
-            plain.observe(layer, tokens(*experts))
-    order = np.argsort(plain.score[0])
-    assert order[:2].tolist() == [0, 1] and plain.score[0, 2] == plain.score[0, 3]
-    one.resume(plain)
+            recent.observe(layer, tokens(*experts))
+    order = np.argsort(recent.score[0])
+    assert order[:2].tolist() == [0, 1] and recent.score[0, 2] == recent.score[0, 3]
+    one.resume(recent)
     assert one.kept[2] == pytest.approx([0.375 / 4, 0.125, 0.25, 0.25])
     assert one.passes.tolist() == [3] * NUM_LAYERS
 
 
 def test_before_any_pass_there_are_no_shares_to_go_on_from() -> None:
     with pytest.raises(AssertionError, match="no pass was observed"):
-        policy().without_forecasts()
+        policy().recent()
 
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"size": 0}, {"decay": 0.0}, {"decay": 1.5}])

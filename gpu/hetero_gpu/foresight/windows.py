@@ -77,10 +77,6 @@ class Windows:
         """The text of `row` has ended: nothing of it is wanted any more. Scores follow with the next run."""
         self.window[row] = -1
 
-    def clear(self) -> None:
-        """By the host: nothing is foreseen any more, of no row."""
-        self.window.fill_(-1)
-
     def remember(self, row: int, recent: npt.NDArray[np.float64]) -> None:
         """By the host: `row` has a text whose recent uses were `recent`, shares `[layers, experts]`."""
         self.recent[row] = torch.from_numpy(recent)

@@ -50,16 +50,6 @@ class EvictionPolicy(ABC):
         """Become what whoever kept the scores meanwhile says of them. Shapes as for `score` and `passes`."""
         self.score[:], self.passes[:] = score, passes
 
-    def without_forecasts(self) -> EvictionPolicy:
-        """Who decides while nothing is foreseen: whatever is used from now on outranks what was not, and of
-        the rest the score so far decides. A policy of history alone does so itself."""
-        return self
-
-    def resume(self, plain: EvictionPolicy) -> None:
-        """Go on from what `plain`, which `without_forecasts()` gave, has seen since."""
-        if plain is not self:
-            self.restore(plain.score, plain.passes)
-
 
 def keeping(score: npt.NDArray[np.float64], keys: Collection[ExpertKey]) -> npt.NDArray[np.float64]:
     """A copy of `score`, infinite for `keys`: for several reservations during which they must stay."""

@@ -78,9 +78,6 @@ class BeladyForecast(EvictionPolicy):
         super().restore(score, passes)
         self._ahead.clear()
 
-    def without_forecasts(self) -> BeladyForecast:
-        return by_use(self)
-
     def _look_ahead(self, layer: int, ahead: npt.NDArray[np.float32]) -> None:
         self._ahead[layer] = ahead
         weights = self._weights[: len(ahead)]
@@ -88,17 +85,6 @@ class BeladyForecast(EvictionPolicy):
             terms = weights[:, None] * ahead[: weights.size]
             self._expected[layer] = np.add.accumulate(terms)[-1] / weights.sum()
         self.score[layer] = self._expected[layer] + RECENT_WEIGHT * self.recent[layer]
-
-
-def by_use(policy: EvictionPolicy) -> BeladyForecast:
-    """As if `policy`, a Belady, had never heard a forecast: its scores from 0 upwards, in their order, lie
-    between the last use so far and the next."""
-    now = max(1, int(policy.passes.sum()))
-    worth = 1.0 + np.maximum(policy.score, 0.0)
-    foreseen = (worth / (1.0 + worth) / (now + 1) - 1.0) / now  # above -1 / now, below -1 / (now + 1)
-    plain = BeladyForecast(*policy.score.shape)
-    plain.restore(np.where(policy.score < 0, policy.score, foreseen), policy.passes)
-    return plain
 
 
 def after_uses(recent: npt.NDArray[np.float64], uses: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:

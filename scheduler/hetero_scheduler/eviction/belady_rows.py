@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero_scheduler.eviction.base import EvictionPolicy
-from hetero_scheduler.eviction.belady_forecast import BeladyForecast, by_use
+from hetero_scheduler.eviction.belady_forecast import BeladyForecast
 from hetero_scheduler.predict.base import Forecast
 
 
@@ -53,9 +53,6 @@ class BeladyRows(EvictionPolicy):
         super().restore(score, passes)
         for row in self._rows:
             row.restore(score, passes)
-
-    def without_forecasts(self) -> BeladyForecast:
-        return by_use(self)
 
     def _refresh(self, layers: range | list[int] | tuple[int, ...]) -> None:
         for layer in layers:

@@ -94,23 +94,24 @@ class Lookahead(EvictionPolicy):
         self._kept[:] = score
         self._is_foreseen[:] = self._is_within[:] = False
 
-    def without_forecasts(self) -> Lru:
-        """As in the contract, by the shares that were kept. One pass was observed."""
+    def recent(self) -> Lru:
+        """For runs without forecasts: whatever is used from now on outranks what was not, and of the rest the
+        share that was kept decides. One pass was observed."""
         assert self.passes.all(), "shares would outrank uses: no pass was observed"
-        plain = Lru(*self.score.shape)
-        plain.restore(self._kept, self.passes)
-        return plain
+        recent = Lru(*self.score.shape)
+        recent.restore(self._kept, self.passes)
+        return recent
 
-    def resume(self, plain: EvictionPolicy) -> None:
-        """As in the contract: shares of each expert's last run, of those that ran alike."""
-        num_runs = (plain.passes - self.passes)[:, None]
-        is_used = plain.score > 1.0  # shares are not
-        newest = plain.score.max(axis=1, keepdims=True)
-        runs_ago = (newest - plain.score) / len(self.passes)
-        num_alike = (plain.score == newest).sum(axis=1, keepdims=True)
+    def resume(self, recent: Lru) -> None:
+        """Go on from what `recent()` has seen since: each expert's last run, of those that ran alike."""
+        num_runs = (recent.passes - self.passes)[:, None]
+        is_used = recent.score > 1.0  # shares are not
+        newest = recent.score.max(axis=1, keepdims=True)
+        runs_ago = (newest - recent.score) / len(self.passes)
+        num_alike = (recent.score == newest).sum(axis=1, keepdims=True)
         kept = self._kept * (1.0 - SMOOTHING) ** num_runs
         kept = np.where(is_used, SMOOTHING * (1.0 - SMOOTHING) ** runs_ago / num_alike, kept)
-        self.restore(kept, plain.passes)
+        self.restore(kept, recent.passes)
 
     def _refresh(self) -> None:
         num_layers = len(self.passes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,34 +152,6 @@ def test_captured_steps_are_tried_like_any_other(
         engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)
         assert engine.stats().decode.cache.required == 2 * 3 * 4  # steps, layers, top-k
         engine.check()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU")
-def test_steps_that_can_go_two_ways_are_timed_with_forecasts(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without them they would be another candidate's. What is kept goes on undecided."""
-    steps_on_cpu(monkeypatch)
-    monkeypatch.setattr(measure, "NUM_WARM", 1)
-    monkeypatch.setattr(measure, "NUM_TIMED", 2)
-    sections: dict[str, Any] = {
-        "preset": "lru",
-        "memory": {"residency": 0.8},
-        "execution": {"mode": "graph", "max_rows": 1, "max_length": 64},
-        "prediction": {"predictor": "pregate"},
-        "prefetch": {"schedule": "top_b"},
-    }
-    config = load_config({**SETTINGS, "model": {"path": str(checkpoint("Qwen3Moe"))}, **sections})
-    candidate = Candidate("ahead", config)
-    measurer = EngineMeasurer([candidate])
-    with ExitStack() as ending:
-        ending.callback(measurer.close)
-        assert measurer.measure(candidate).num_tokens == 2
-        parts = measurer.take(candidate)
-        ending.callback(parts.close)
-        assert not parts.orchestrator.is_plain
-        assert parts.orchestrator.device_stats().prefetches > 0
-        assert not parts.orchestrator.is_settled
 
 
 def test_a_model_that_does_not_fit_is_told_as_ever(checkpoint: MakeCheckpoint, banks: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 
 from hetero_runtime.engine import Engine
 from hetero_runtime.foresight.rolling import RollingText
-from hetero_runtime.orchestrator import captured_lookahead
+from hetero_runtime.orchestrator import captured_lookahead, captured_prefetch
 from hetero_runtime.orchestrator.captured_lookahead import CapturedLookahead
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
+from hetero_runtime.stepping import graph as graph_stepping
+from hetero_scheduler import trials
+from hetero_scheduler.trials import Trials
 from tests.architectures import prompt_ids
-from tests.runtime.both_ways import forecasts_first, slow_with_forecasts, ways_change_often
 from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.engine.test_exactness import about, interleaved, picture
 from tests.runtime.foresight.predictors import write_random_lookahead
@@ -37,7 +40,8 @@ def _fetches_what_is_unlikely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def looks_ahead_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    forecasts_first(monkeypatch)
+    """Few steps are decoded here; the first ones with forecasts."""
+    monkeypatch.setattr(captured_prefetch, "Trials", lambda choices: Trials(choices[::-1]))
 
 
 def load(folder: Path, mode: str, rows: int, **sections: Any) -> Engine:
@@ -127,7 +131,9 @@ def test_steps_with_and_without_forecasts_are_tried_in_turn_and_say_the_same(
     options = OPTIONS | {"max_tokens": 13}
     with load(folder, "eager", rows=1) as engine:
         expected = engine.generate(TEXT, **options).token_ids
-    ways_change_often(monkeypatch)
+    for name, steps in (("SETTLE_STEPS", 1), ("BLOCK_STEPS", 2)):
+        monkeypatch.setattr(trials, name, steps)
+    monkeypatch.setattr(graph_stepping, "MOST_STEPS", 1)
     steps_on_cpu(monkeypatch)
     sections: dict[str, Any] = {}
     if handler == "hybrid":
@@ -142,10 +148,21 @@ def test_steps_with_and_without_forecasts_are_tried_in_turn_and_say_the_same(
         assert orchestrator.is_settled
         assert [record.message for record in caplog.records if "without forecasts" in record.message] == [
             "tokens are decoded without forecasts from now on: a step takes 1000.00 ms so, and 2000.00 ms "
-            "with them; prompts fetch as before"
+            "with them; prompts keep theirs"
         ]
         assert engine.generate(TEXT, **options).token_ids == expected
         assert orchestrator.way == 0
         if handler == "hybrid":
             assert engine.stats().decode.in_place.experts > 0
         engine.check()
+
+
+def slow_with_forecasts(orchestrator: Any, ways: list[int]) -> Callable[[int, float], None]:
+    """What hears of steps, but with times that were made up. `ways`: grows by the way of each."""
+    observe_steps = orchestrator.observe_steps
+
+    def observe(num_steps: int, _seconds: float) -> None:
+        ways.append(orchestrator.way)
+        observe_steps(num_steps, num_steps * (1.0 + orchestrator.way))
+
+    return observe

@@ -12,10 +12,10 @@ from hetero_gpu.control import Word
 from hetero_runtime import Engine
 from hetero_runtime.generation import Request
 from hetero_runtime.hf.graph_sequences import StepPlan
-from hetero_runtime.orchestrator import captured_lookahead
+from hetero_runtime.orchestrator import captured_lookahead, captured_prefetch
+from hetero_scheduler.trials import Trials
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
-from tests.runtime.both_ways import forecasts_first, slow_with_forecasts, ways_change_often
 from tests.runtime.engine.conftest import MakeCheckpoint
 from tests.runtime.foresight.predictors import write_random_lookahead, write_random_predictor
 
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.gpu
 
 PROMPT = prompt_ids(17)[0].tolist()
 UNIFORMS = (None, [[0.5]] * 4)
-AHEAD: dict[str, dict[str, Any]] = {
-    "pregate": {"prediction": {"predictor": "pregate"}, "prefetch": {"schedule": "top_b"}},
-    "mamba2": {"preset": "seqmoe"},
-    "lookahead_mlp": {"preset": "vismmoe"},
-}
-"""Who looks ahead in a captured step."""
 CAPTURABLE = tuple(name for name in ARCHITECTURES if name != "DeepseekV4")
 
 
@@ -195,17 +189,12 @@ def load_prefetching(folder: object, *, rows: int = 1, **memory: object) -> Engi
         str(folder),
         device="cuda",
         memory=memory,
+        prediction={"predictor": "pregate"},
+        prefetch={"schedule": "top_b"},
         execution={"mode": "graph", "max_rows": rows, "max_length": 128},
-        **AHEAD["pregate"],
     )
 
 
-@pytest.fixture
-def looks_ahead_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    forecasts_first(monkeypatch)
-
-
-@pytest.mark.usefixtures("looks_ahead_first")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3", "GptOss"])
 def test_prefetching_changes_no_token(
@@ -222,7 +211,6 @@ def test_prefetching_changes_no_token(
         assert cache.required == cache.hits + cache.late + cache.misses
 
 
-@pytest.mark.usefixtures("looks_ahead_first")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("horizon", ["step", "token", "layer"])
 def test_foresight_changes_no_token(
@@ -253,7 +241,6 @@ def test_foresight_changes_no_token(
         assert cache.hits_prefetched + cache.prefetches_wasted <= cache.prefetches
 
 
-@pytest.mark.usefixtures("looks_ahead_first")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("eviction", ["lookahead", "lru"])
 def test_looking_ahead_within_the_step_changes_no_token(
@@ -265,6 +252,9 @@ def test_looking_ahead_within_the_step_changes_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(captured_lookahead, "LIKELY", 0.0)  # the predictor has learnt nothing
+    monkeypatch.setattr(
+        captured_prefetch, "Trials", lambda choices: Trials(choices[::-1])
+    )  # and speaks first
     prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
     write_random_lookahead(folder)
@@ -290,35 +280,6 @@ def test_looking_ahead_within_the_step_changes_no_token(
         )
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", AHEAD)
-def test_steps_with_and_without_forecasts_say_the_same(
-    name: str, rows: int, *, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ways change every three steps, whoever joins or leaves; then forecasts turn out not to pay."""
-    ways_change_often(monkeypatch)
-    prompts, folder = different_prompts(4), checkpoint("Qwen3Moe")
-    write_random_predictor(folder, is_refined=True)
-    write_random_lookahead(folder)
-    alone = eager_answers(folder, prompts)
-    with Engine.load(
-        str(folder),
-        device="cuda",
-        memory={"residency": 0.8},
-        execution={"mode": "graph", "max_rows": rows, "max_length": 128},
-        **AHEAD[name],
-    ) as engine:
-        orchestrator, ways = engine._parts.orchestrator, list[int]()
-        monkeypatch.setattr(orchestrator, "observe_steps", slow_with_forecasts(orchestrator, ways))
-        assert_said_side_by_side(engine, prompts, alone)
-        assert_said_side_by_side(engine, prompts, alone)
-        assert {*ways} == {0, 1}
-        assert engine.stats().is_plain
-        cache = engine.stats().decode.cache
-        assert cache.required == cache.hits + cache.late + cache.misses
-
-
-@pytest.mark.usefixtures("looks_ahead_first")
 def test_a_dead_worker_is_told_of_once_and_done_without(checkpoint: MakeCheckpoint) -> None:
     with load_prefetching(checkpoint("Qwen3Moe"), residency=0.5) as engine:
         expected = answer(engine)

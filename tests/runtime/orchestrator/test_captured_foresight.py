@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.predict.routing import layer_groups
 from tests.architectures import build_checkpoint
 from tests.gpu.control.fake_link import FakeLink
-from tests.runtime.both_ways import forecasts_first
 from tests.runtime.foresight.predictors import random_models, random_refinement, write_random_predictor
 from tests.runtime.orchestrator.rig import CacheRig
 from tests.runtime.orchestrator.test_device import greedy, load, on_device
@@ -50,11 +48,6 @@ pytestmark = pytest.mark.skipif(
 CPU = torch.device("cpu")
 FEW_LOOKS = 20
 """After so many in vain a layer helps itself; the interpreter looks slowly."""
-
-
-@pytest.fixture(autouse=True)
-def _forecasts_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    forecasts_first(monkeypatch)
 
 
 # ---- an engine whose predictor has learnt nothing
@@ -256,13 +249,11 @@ def decoded(
     *,
     killed_at: int | None = None,
     nearest: Horizon | None = None,
-    ways: Sequence[int] = (),
 ) -> CacheStats:
     """Steps over `routing`, with the right sums whatever befalls the link; without one, LRU alone.
 
     `killed_at`: the step before which the worker dies. `nearest`: forecasts say nothing until this horizon,
-    where they say everything (step: they never do); None: they do from the beginning. `ways`: of the steps,
-    0 without forecasts; all with them unless given.
+    where they say everything (step: they never do); None: they do from the beginning.
     """
     policy = "lru" if link is None else "belady"
     rig = CacheRig(NUM_SLOTS, HostCopier(), num_layers=NUM_LAYERS, policy=policy)
@@ -313,8 +304,7 @@ def decoded(
             region.write(Word.STOP, 1)
             prefetch._worker._thread.join()
             ending = pytest.raises(RuntimeError, match="the prefetch worker ended")
-        way = orchestrator.going(ways[i]) if ways else nullcontext()
-        with ending, way, orchestrator.pass_(Phase.DECODE, checkpoint=lambda: None):
+        with ending, orchestrator.pass_(Phase.DECODE, checkpoint=lambda: None):
             for layer, experts in enumerate(step):
                 hidden = torch.randn(1, rig.sizes.hidden)
                 if asker is not None:
@@ -325,8 +315,6 @@ def decoded(
     stats = orchestrator.device_stats()
     if link is not None:
         link.stick(False)
-    orchestrator._hand_over(to_device=False)
-    rig.cache.check()
     orchestrator.close()
     return stats
 
@@ -365,30 +353,12 @@ def test_a_link_that_hangs_holds_no_step_up() -> None:
     assert stats.required == stats.hits + stats.late + stats.misses
 
 
-# ---- steps that do without
-
-
-def test_plain_steps_decide_as_lru_does() -> None:
-    routing = some_routing()[:3]
-    assert decoded(routing, FakeLink(), ways=[0] * 3) == decoded(routing, None)
-
-
-@pytest.mark.parametrize("trouble", ["none", "a dead worker"])
-def test_ways_change_with_tasks_under_way(trouble: str) -> None:
-    """All of them land, or are dropped with their worker, before tables are handed back."""
-    link, ways, killed_at = FakeLink(delay=20), [1, 0, 1, 0], None
-    if trouble == "a dead worker":  # which is told of by a step that needs it not
-        ways, killed_at = [1, 0, 1], 1
-    stats = decoded(some_routing()[: len(ways)], link, ways=ways, killed_at=killed_at)
-    assert stats.prefetches > 0
-    assert stats.required == stats.hits + stats.late + stats.misses
-
-
 # ---- rows
 
 
-def two_rows() -> tuple[DeviceTables, CapturedForesight, Foreknown]:
-    """Of which the first steps."""
+def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
+    """What waits for the device is taken up with the next step; others' windows stay; the next layer's tasks
+    come too late."""
 
     class TwoRows(Foreknown):
         def __init__(self) -> None:
@@ -402,13 +372,6 @@ def two_rows() -> tuple[DeviceTables, CapturedForesight, Foreknown]:
     asker = CapturedForesight(
         forecasts, active=active, tables=tables, region=region, per_layer=3, room=Room(4, is_shared=True)
     )
-    return tables, asker, forecasts
-
-
-def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
-    """What waits for the device is taken up with the next step; others' windows stay; the next layer's tasks
-    come too late."""
-    _tables, asker, forecasts = two_rows()
     windows, candidates = asker._windows.window, asker._candidates.expert
     asker.take(0, forecasts.before())
     assert windows.tolist() == [[-1] * NUM_LAYERS] * 2
@@ -424,27 +387,6 @@ def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
     asker.forget(0)  # before it ever stepped
     asker.begin_decode()
     assert windows.tolist() == [[-1] * NUM_LAYERS, [0] * NUM_LAYERS]
-
-
-def test_after_plain_steps_nothing_is_foreseen_until_somebody_speaks_again() -> None:
-    """Neither of a row that stepped nor of one whose prompt was read before; of one read later it is."""
-    tables, asker, forecasts = two_rows()
-    windows, candidates, recent = asker._windows.window, asker._candidates.expert, asker._windows.recent
-    asker.take(0, forecasts.before())
-    asker.begin_decode()
-    asker.take(1, forecasts.before())
-    asker.begin_plain()
-    assert bool((windows == -1).all()) and bool((candidates == -1).all())
-    score = torch.full_like(tables.score, -0.5)
-    tables.score.copy_(score)
-    asker.begin_decode()
-    assert bool((windows == -1).all()) and bool((candidates == -1).all())
-    assert torch.equal(tables.score, score)
-    assert bool((recent[1] > 0).all()), "what its prompt used is known all the same"
-    asker.take(1, forecasts.before())
-    asker.begin_decode()
-    assert windows.tolist() == [[-1] * NUM_LAYERS, [0] * NUM_LAYERS]
-    assert bool((tables.score >= 0).all())
 
 
 def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
