@@ -1,6 +1,8 @@
 """A look at how a model routes held-out text while it trains: loss, evenness, cache hits, what is foreseen.
 
-The forward takes the device a moment; replaying the routing through a cache takes a CPU core a second or two,
+What is looked at are the documents that `record` would listen to, from their beginnings and each by itself:
+how often experts come again differs more between kinds of text than what steering is to hold. The forward
+takes the device a moment; replaying the routing through a cache takes a CPU core a second or two,
 in a thread beside the training that goes on.
 """
 
@@ -14,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from bench.models.streams import Stream
 from bench.routing import RoutingFacts
+from bench.traces.documents import Tokens
 from bench.traces.forward import hidden_states
 from bench.traces.terms import Companion, RouterTap
 from hetero_scheduler.simulator.fast import replay_cache
@@ -58,49 +59,39 @@ def lru_hits(topk: npt.NDArray[np.integer], num_experts: int, residency: float) 
     return 100 * float(replay.is_hit[int(len(needed) * scenario.uncounted) :].mean())
 
 
-def held_windows(streams: Sequence[Stream], *, length: int, per_kind: int) -> Tensor:
-    """Token windows `[kinds × per_kind, length + 1]` of held-out text, the kinds in turn.
-
-    Raises ValueError when no kind has so much of it.
-    """
-    kinds = sorted({stream.kind for stream in streams if stream.is_held_out})
-    windows: list[npt.NDArray[np.int64]] = []
-    for kind in kinds:
-        tokens = np.concatenate([s.tokens for s in streams if s.is_held_out and s.kind == kind]).astype(
-            np.int64
-        )
-        room = len(tokens) - length - 1
-        if room >= per_kind:
-            windows += [
-                tokens[start : start + length + 1] for start in np.linspace(0, room, per_kind, dtype=int)
-            ]
-    if not windows:
-        raise ValueError(f"no kind of text has {length} tokens held out")
-    rows = np.stack(windows).reshape(-1, per_kind, length + 1)
-    return torch.from_numpy(rows.swapaxes(0, 1).reshape(-1, length + 1).copy())
-
-
 class Watcher:
-    """Looks at one model. Windows are `[rows, length + 1]`, on the model's device."""
+    """Looks at one model, through held-out documents of token ids."""
 
     def __init__(
-        self, model: Qwen3MoeForCausalLM, tap: RouterTap, windows: Tensor, companion: Companion | None = None
+        self,
+        model: Qwen3MoeForCausalLM,
+        tap: RouterTap,
+        documents: Sequence[Tokens],
+        companion: Companion | None = None,
     ) -> None:
-        self._model, self._tap, self._windows, self._companion = model, tap, windows, companion
+        self._model, self._tap, self._companion = model, tap, companion
+        sizes = [len(document) for document in documents]
+        rows = np.zeros((len(documents), max(sizes)), dtype=np.int64)
+        is_real = np.arange(max(sizes)) < np.array(sizes)[:, None]
+        rows[is_real] = np.concatenate(documents)
+        self._rows, self._is_real = (torch.from_numpy(part).to(model.device) for part in (rows, is_real))
         self._beside = ThreadPoolExecutor(1)
         # the replay is compiled at its first use, which would hold up a training that is under way
         lru_hits(np.zeros((4, 2, 1), dtype=np.int16), 4, 0.5)
 
     @torch.no_grad()
     def look(self) -> Future[Look]:
-        """Run the windows through the model now; the replay goes on beside, and then the future is done."""
-        device = self._windows.device.type
+        """Run the documents through the model now; the replay goes on beside, and then the future is done."""
+        device, is_real = self._rows.device.type, self._is_real
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = self._model.lm_head(hidden_states(self._model, self._windows[:, :-1]))
-        loss = F.cross_entropy(logits.float().flatten(0, 1), self._windows[:, 1:].flatten())
-        routing = self._tap.take(len(self._windows))
-        foreseen = None if self._companion is None else float(self._companion.recall(routing))
-        topk = routing.chosen.flatten(1, 2).transpose(0, 1).to(torch.int16).cpu().numpy()
+            logits = self._model.lm_head(hidden_states(self._model, self._rows))
+        has_next = is_real[:, 1:]
+        loss = F.cross_entropy(logits[:, :-1][has_next].float(), self._rows[:, 1:][has_next])
+        routing = self._tap.take(len(self._rows))
+        foreseen = None
+        if self._companion is not None:
+            foreseen = float(self._companion.recall(routing, is_real))
+        topk = routing.chosen.permute(1, 2, 0, 3)[is_real].to(torch.int16).cpu().numpy()
         experts = routing.logits.shape[-1]
         return self._beside.submit(_judge, topk, experts, loss=float(loss), foreseen=foreseen)
 

@@ -137,11 +137,15 @@ class Companion(nn.Module):
             states = activation_state(logits, chosen)[:, : -self.ahead]
             return torch.cat([self._expect(group, states) for group in range(len(self.groups))], dim=2)
 
-    def recall(self, routing: Routing) -> Tensor:
-        """Share of the chosen experts among the k + 3 that were expected most, a scalar."""
+    def recall(self, routing: Routing, is_real: Tensor) -> Tensor:
+        """Share of the chosen experts among the k + 3 that were expected most, a scalar.
+
+        `is_real` `[batch, steps]`: of these steps alone.
+        """
         best = self.expect(routing).topk(routing.chosen.shape[-1] + 3, dim=-1).indices
         truth = routing.chosen[:, :, self.ahead :].permute(1, 2, 0, 3)
-        return (truth[..., :, None] == best[..., None, :]).any(-1).float().mean()
+        is_found = (truth[..., :, None] == best[..., None, :]).any(-1)
+        return is_found[is_real[:, self.ahead :]].float().mean()
 
     def _expect(self, group: int, states: Tensor) -> Tensor:
         model = cast(GroupModel, self.models[group])

@@ -31,7 +31,9 @@ from bench.models.model import Geometry, build_model
 from bench.models.streams import Stream, load_streams
 from bench.models.train_tiny_moe import Progress, learning_rate
 from bench.traces.captured import CapturedStep, Step
-from bench.traces.look import Look, Watcher, held_windows
+from bench.traces.documents import choose_documents
+from bench.traces.forward import keep_routers_precise
+from bench.traces.look import Look, Watcher
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.shapes import SHAPES
 from bench.traces.terms import Companion, RouterTap
@@ -48,7 +50,10 @@ class Run:
     length: int = 512
     peak_rate: float = 2e-3
     look_seconds: float = 6.0
+    looked: int = 32
+    """Held-out documents of a look."""
     looked_length: int = 256
+    """Tokens of each, at most; a quarter of them at least."""
     save_seconds: float = 60.0
     seed: int = 0
     is_captured: bool = False
@@ -63,6 +68,7 @@ class Trainer:
         self.model = build_model(geometry, device)
         if device.type == "cuda":
             install_fast_forward(self.model)
+        keep_routers_precise(self.model)
         self.companion: Companion | None = None
         if wants.foreseen is not None:
             self.companion = Companion(geometry, ahead=wants.ahead).to(device)
@@ -72,8 +78,10 @@ class Trainer:
         self._sampler = Sampler(training, length=run.length, device=device, seed=run.seed)
         tap = RouterTap(self.model)
         self._objective = Objective(self.model, tap, self.coefficients, self.companion)
-        windows = held_windows(streams, length=run.looked_length, per_kind=1).to(device)
-        self._watcher = Watcher(self.model, tap, windows, self.companion)
+        looked_at = choose_documents(
+            streams, run.looked, length=run.looked_length, shortest=run.looked_length // 4, is_held_out=True
+        )
+        self._watcher = Watcher(self.model, tap, looked_at, self.companion)
         self._optimizer = _make_optimizer([weight for part in self._parts() for weight in part], run, device)
 
     def train(self) -> Iterator[Progress]:

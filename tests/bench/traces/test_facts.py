@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench.harness import ResultFile
 from bench.traces.compact import compress, write_compact
 from bench.traces.facts import fact_rows, main, row_prefix, training_note
-from bench.traces.look import LOOKED_AT, Look, held_windows, lru_hits
+from bench.traces.look import LOOKED_AT, Look, lru_hits
 from hetero_scheduler.simulator import Scenario, simulate
 from tests.bench.traces.test_compact import INFO, make_trace
-from tests.bench.traces.test_pack import stream
 
 SUMMARY: dict[str, Any] = {
     "looks": [{"balance": 0.1, "consistency": 0.03, "novelty": 0.001, "foresight": 0.02}],
@@ -85,14 +83,3 @@ def test_a_looks_replay_is_the_simulators() -> None:
         assert lru_hits(trace.topk, trace.num_experts, residency) == pytest.approx(expected)
     text = str(Look(3.0, 0.97, 0.3, (74.0, 88.0), 0.9))
     assert text == "held out 3.000  entropy 0.970  LRU 74.0/88.0 %  again 30 %  foreseen 90.0 %"
-
-
-def test_held_windows_take_kinds_in_turn() -> None:
-    story = stream("story.a", 10, is_held_out=True)
-    code = stream("code.b", 10, is_held_out=True)
-    windows = held_windows([story, code, stream("prose.c", 10)], length=20, per_kind=2).numpy()
-    assert windows.shape == (4, 21)
-    assert np.array_equal(windows[0], code.tokens[:21])
-    assert np.array_equal(windows[1], story.tokens[:21])
-    with pytest.raises(ValueError, match="no kind of text has 500 tokens"):
-        held_windows([story], length=500, per_kind=1)

@@ -103,8 +103,11 @@ def test_recall_is_of_the_steps_that_were_expected() -> None:
         for model in companion.models:
             model.head.weight.zero_()
             model.head.bias.zero_().view(1, 8)[:, :5] += 1  # k + 3 of 8: the same five are always expected
-    expected = (said.chosen[:, :, 2:] < 5).float().mean()
-    assert companion.recall(said) == pytest.approx(float(expected))
+    is_real = torch.ones(3, 9, dtype=torch.bool)
+    is_real[1, 4:] = False
+    found = (said.chosen < 5).float().mean((0, -1))
+    is_real[:, :2] = False  # nothing expected these
+    assert companion.recall(said, is_real) == pytest.approx(float(found[is_real].mean()))
 
 
 def test_foresight_leaves_the_first_layers_of_a_group_alone() -> None:

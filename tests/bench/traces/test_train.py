@@ -9,13 +9,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from bench.models.fast_forward import install_fast_forward
 from bench.models.model import build_model
 from bench.models.streams import Stream
-from bench.traces.forward import hidden_states
+from bench.traces.forward import hidden_states, keep_routers_precise
 from bench.traces.look import Look, Watcher
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.terms import Companion, RouterTap
@@ -59,6 +60,36 @@ def test_forward_is_that_of_transformers() -> None:
     windows = torch.randint(0, 64, (3, 9))
     expected = model.model(input_ids=windows, use_cache=False).last_hidden_state
     torch.testing.assert_close(hidden_states(model, windows), expected)
+
+
+def test_routers_compute_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    model = build_model(TINY, CPU)
+    keep_routers_precise(model)
+    heard: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gate = model.model.layers[1].mlp.gate
+    gate.register_forward_hook(lambda _, inputs, outputs: heard.append((inputs[0], outputs[0])))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        hidden_states(model, torch.randint(0, 64, (3, 9)))
+    hidden, logits = heard[0]
+    assert len(heard) == 1
+    torch.testing.assert_close(logits, hidden.float().flatten(0, -2) @ gate.weight.T)
+
+
+def test_a_look_is_at_each_document_by_itself() -> None:
+    """What pads short ones counts nowhere."""
+    torch.manual_seed(0)
+    model, companion = build_model(TINY, CPU), Companion(TINY, ahead=2, width=32)
+    documents = [np.random.default_rng(size).integers(0, 64, size) for size in (16, 5, 11)]
+    tap, looks = RouterTap(model), []
+    for part in (documents, *([document] for document in documents)):
+        watcher = Watcher(model, tap, part, companion)
+        looks.append(watcher.look().result())
+        watcher.close()
+    together, apart = looks[0], looks[1:]
+    foreseen = [look.foreseen for look in apart if look.foreseen is not None]
+    assert together.loss == pytest.approx(np.average([look.loss for look in apart], weights=[15, 4, 10]))
+    assert together.foreseen == pytest.approx(np.average(foreseen, weights=[14, 3, 9]))
 
 
 @pytest.mark.parametrize("wants", [Wants(), Wants(lru=(74.0, 88.0)), MATCHED], ids=["natural", "lru", "both"])
