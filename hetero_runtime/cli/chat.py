@@ -11,6 +11,7 @@ import typer
 
 from hetero_runtime.cli import sampling
 from hetero_runtime.cli.errors import exit_on_error
+from hetero_runtime.cli.notices import notices_afterwards
 from hetero_runtime.cli.options import (
     ConfigOption,
     JsonOption,
@@ -95,14 +96,15 @@ def _open(engine: Engine, messages: list[Message], params: SamplingParams, *, nu
 def _answer(row: Row) -> str:
     """Stream the answer; Ctrl-C ends it and keeps what there is."""
     deltas = row.deltas()
-    try:
-        for delta in deltas:
-            typer.echo(delta.text, nl=False)
-    except KeyboardInterrupt:
-        row.cancel()
-        for delta in deltas:
-            typer.echo(delta.text, nl=False)
-    typer.echo("")
+    with notices_afterwards():
+        try:
+            for delta in deltas:
+                typer.echo(delta.text, nl=False)
+        except KeyboardInterrupt:
+            row.cancel()
+            for delta in deltas:
+                typer.echo(delta.text, nl=False)
+        typer.echo("")
     return row.completion().text
 
 

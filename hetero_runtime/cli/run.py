@@ -52,6 +52,7 @@ def run_command(
     from rich.console import Console
 
     from hetero_runtime.cli.loading import open_engine, plan_to_load
+    from hetero_runtime.cli.notices import notices_afterwards
     from hetero_runtime.cli.options import demo_config_of
     from hetero_runtime.cli.summary import summary_table
     from hetero_runtime.plan import render_plan
@@ -76,10 +77,11 @@ def run_command(
     with open_engine(planned, asked, console) as engine, recording:
         if isinstance(question, str):
             typer.echo(question, nl=False)
-        row = engine.open(question, params)
-        for delta in row.deltas():
-            typer.echo(delta.text, nl=False)
-        typer.echo("")
+        with notices_afterwards():
+            row = engine.open(question, params)
+            for delta in row.deltas():
+                typer.echo(delta.text, nl=False)
+            typer.echo("")
         completion, stats, lru = row.completion(), engine.stats(), engine.lru_hit_rate()
         errors = engine.weight_errors()
     table = summary_table(stats, completion.timings, lru_hit_rate=lru, weight_errors=errors)
