@@ -154,11 +154,14 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, begun_at: Any, use
     while failure == 0 and load_acquire(wiring.region + _STOP) == 0:
         idle += 1
         store_release(wiring.region + _HEARTBEAT, load_acquire(wiring.region + _HEARTBEAT) + 1)
-        is_paused = load_acquire(wiring.region + _PAUSE) != 0
+        has_task = head < load_acquire(wiring.region + _TASK_TAIL)
+        is_paused = (
+            load_acquire(wiring.region + _PAUSE) != 0
+        )  # behind it: who asks in a pause waits for its end
         is_free = (
             submitted - finished < most and not is_paused and _is_buffer_free(wiring, used_until, submitted)
         )
-        if is_free and head < load_acquire(wiring.region + _TASK_TAIL):
+        if has_task and is_free:
             entry = wiring.tasks + (head % wiring.ring_size) * _TASK_BYTES
             key, slot, tag, deadline = _word(entry, 0), _word(entry, 1), _word(entry, 2), _word(entry, 3)
             if tag <= last_tag or not (0 <= slot < wiring.num_slots and 0 <= key < wiring.num_keys):

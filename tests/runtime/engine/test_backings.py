@@ -139,7 +139,8 @@ def test_policies_change_no_token(
 
 
 def test_the_start_reads_the_experts_used_and_nothing_else(packed: Packed) -> None:
-    with load(packed(MODEL), "direct", memory={"slabs": "all"}) as engine:
+    nothing_ahead = {"prefetch": {"schedule": "none"}, "prediction": {"predictor": "none"}}
+    with load(packed(MODEL), "direct", memory={"slabs": "all"}, **nothing_ahead) as engine:
         assert engine.stats().disk.reads == 0
         engine.generate(PROMPTS[0], max_tokens=1, ignore_eos=True)
         stats = engine.stats()
