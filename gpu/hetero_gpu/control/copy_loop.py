@@ -154,10 +154,9 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, begun_at: Any, use
     while failure == 0 and load_acquire(wiring.region + _STOP) == 0:
         idle += 1
         store_release(wiring.region + _HEARTBEAT, load_acquire(wiring.region + _HEARTBEAT) + 1)
+        # the pause behind the task, so that what is asked for in one waits for its end
         has_task = head < load_acquire(wiring.region + _TASK_TAIL)
-        is_paused = (
-            load_acquire(wiring.region + _PAUSE) != 0
-        )  # behind it: who asks in a pause waits for its end
+        is_paused = load_acquire(wiring.region + _PAUSE) != 0
         is_free = (
             submitted - finished < most and not is_paused and _is_buffer_free(wiring, used_until, submitted)
         )
