@@ -211,13 +211,6 @@ def _check_drafts_in_graph(config: Config, source: str) -> None:
 
 def _check_misses(config: Config, source: str) -> None:
     handler, cpu = config.misses.handler, config.cpu
-    predictor = config.prediction.predictor
-    if handler != "load" and config.execution.mode == "graph" and predictor in ("pregate", "mamba2"):
-        raise ConfigError(
-            f"{source}: misses.handler: {handler} with execution.mode: graph and prediction.predictor: "
-            f"{predictor}, for which a captured step prefetches, is not in this version; write preset: lru "
-            "or vismmoe, or misses.handler: load"
-        )
     if handler != "hybrid" and config.misses.cpu_share != "auto":
         raise ConfigError(
             f"{source}: misses.cpu_share: {config.misses.cpu_share} is how misses.handler: hybrid splits, "

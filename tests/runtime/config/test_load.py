@@ -224,10 +224,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (["prefetch.in_flight=4"], ["prefetch.in_flight: 4 is for prefetch.schedule: bounded"]),
         (["eviction.policy=logical"], ["routing.policy: exact has none", "eviction.policy: lru"]),
         (
-            ["misses.handler=hybrid", "execution.mode=graph", "preset=seqmoe"],
-            ["hybrid with execution.mode: graph and prediction.predictor: mamba2", "write preset: lru"],
-        ),
-        (
             ["misses.handler=cpu", "misses.cpu_share=0.5"],
             ["misses.cpu_share: 0.5 is how misses.handler: hybrid splits, and here it is cpu"],
         ),

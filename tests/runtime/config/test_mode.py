@@ -123,9 +123,8 @@ def test_a_name_stands_whatever_speaks_against_it(geometry: Geometry) -> None:
         ({}, BOARD, "execution.mode: graph with device: unified is not in this version$"),
         ({}, NO_TRITON, "Triton is not installed"),
         ({}, OLD, "a GPU has no bf16 in hardware"),
-        ({"preset": "seqmoe", "misses": {"handler": "hybrid"}}, BOX, "hybrid with execution.mode: graph"),
     ],
-    ids=["disk", "rows", "slabs", "drafts", "board", "no Triton", "old", "foresight, hybrid"],
+    ids=["disk", "rows", "slabs", "drafts", "board", "no Triton", "old"],
 )
 def test_a_gpu_that_decodes_eagerly_says_why(
     tree: dict[str, Any], box: Hardware, reason: str, *, geometry: Geometry

@@ -241,6 +241,41 @@ def test_foresight_changes_no_token(
         assert cache.hits_prefetched + cache.prefetches_wasted <= cache.prefetches
 
 
+@pytest.mark.parametrize(
+    "misses",
+    [{"handler": "cpu"}, {"handler": "hybrid", "cpu_share": 0.5}, {"handler": "hybrid"}],
+    ids=["cpu", "half", "hybrid"],
+)
+@pytest.mark.parametrize("preset", ["seqmoe", "pregate"])
+def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
+    checkpoint: MakeCheckpoint, preset: str, misses: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = different_prompts(4)
+    folder = checkpoint("Qwen3Moe")
+    write_random_predictor(folder)
+    alone = eager_answers(folder, prompts)
+    sections: dict[str, Any] = {"preset": "seqmoe"}
+    if preset == "pregate":
+        sections = {"prediction": {"predictor": "pregate"}, "prefetch": {"schedule": "top_b"}}
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine.load(
+            str(folder),
+            device="cuda",
+            memory={"residency": 0.8},
+            misses=misses,
+            execution={"mode": "graph", "max_rows": 3, "max_length": 128},
+            **sections,
+        ) as engine,
+    ):
+        assert not [text for text in said(caplog) if "stays eager" in text]
+        assert_said_side_by_side(engine, prompts, alone)
+        decode = engine.stats().decode
+    assert decode.cache.prefetches > 0
+    assert decode.cache.required == decode.cache.hits + decode.cache.late + decode.cache.misses
+    assert decode.in_place.experts > 0 or misses == {"handler": "hybrid"}  # that one may find loading faster
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("eviction", ["lookahead", "lru"])
 def test_looking_ahead_within_the_step_changes_no_token(
