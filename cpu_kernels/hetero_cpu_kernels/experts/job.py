@@ -31,9 +31,10 @@ from hetero_cpu_kernels.experts.project import Task, project
 from hetero_cpu_kernels.experts.stretch import (
     down_share,
     first_place,
+    is_tiled,
     note_done,
-    num_tokens_of,
     open_stretch,
+    run_rows,
     share,
     take,
 )
@@ -106,12 +107,6 @@ def _pack_outputs(plan, index, count):
 
 
 @_jit
-def _run_rows(plan, expert):
-    """Rows at a time: small enough that a second block of tokens finds them in the cache."""
-    return FEW_RUN if num_tokens_of(plan, expert) <= min(4, plan.few_tokens) else MANY_RUN
-
-
-@_jit
 def _task(plan, index, expert, begin, rows, following):
     """Rows `begin` to `begin + rows` of one expert's matrix, by worker `index`.
 
@@ -123,21 +118,20 @@ def _task(plan, index, expert, begin, rows, following):
     outputs = scratch + ARGUMENT_BYTES
     results = outputs + 4 * FEW_RUN
     num_tokens = bounds[expert + 1] - bounds[expert]
-    is_many = num_tokens > plan.few_tokens
-    is_tiled = is_in_tiles(plan.down.many) and is_many
+    has_tiles = is_tiled(plan, expert)
     return Task(
         record=records[expert],
         first_pair=bounds[expert],
         num_tokens=num_tokens,
-        is_many=is_many,
-        is_tiled=is_tiled,
+        is_many=num_tokens > plan.few_tokens,
+        is_tiled=has_tiles,
         begin=begin,
         rows=rows,
         next_record=records[following[0]],
         next_begin=following[1],
         next_rows=following[2],
         results_at=results,
-        stride=256 * in_sixteens(rows) if is_tiled else rows,
+        stride=256 * in_sixteens(rows) if has_tiles else rows,
         arguments_at=scratch,
         outputs_at=outputs,
         panel_at=results + 4 * plan.results,
@@ -243,7 +237,7 @@ def _run_down(plan, index, count):
     for token in range(plan.num_tokens):
         out[token, first:end] = np.float32(0.0)
     for expert in range(plan.num_experts):
-        run = _run_rows(plan, expert)
+        run = run_rows(plan, expert)
         for begin in range(first, end, run):
             rows = min(run, end - begin)
             following = expert, begin + rows, min(run, end - begin - rows)

@@ -49,50 +49,64 @@ class Place(NamedTuple):
     """Outputs of the gate that the owner has of this expert, and end of them."""
     end: int
     cost_before: int
-    """Of all experts before this one."""
+    """Of all experts in tiles before this one."""
+    all_costs: int
+    """Of all experts in tiles."""
     units_before: int
     """Of the stretch, in experts before this one."""
 
 
 @_jit
-def share(total, grain, index, count):
-    """First and end of a worker's part of `total`, in multiples of `grain`."""
+def _cut(total, grain, part, whole):
+    """So much of `total` as `part` is of `whole`, in multiples of `grain`."""
     units = (total + grain - 1) // grain
-    return min(total, units * index // count * grain), min(total, units * (index + 1) // count * grain)
+    return min(total, units * part // whole * grain)
 
 
 @_jit
-def num_tokens_of(plan, expert):
-    """Of this call."""
+def share(total, grain, index, count):
+    """First and end of a worker's part of `total`, in multiples of `grain`."""
+    return _cut(total, grain, index, count), _cut(total, grain, index + 1, count)
+
+
+@_jit
+def _num_tokens(plan, expert):
     bounds = carray(pointer(plan.bounds_at), plan.num_experts + 1, np.int64)
     return bounds[expert + 1] - bounds[expert]
 
 
 @_jit
-def _is_tiled(plan, expert):
-    return is_in_tiles(plan.up.many) and num_tokens_of(plan, expert) > plan.few_tokens
+def is_tiled(plan, expert):
+    """Whether its tokens are multiplied in tiles."""
+    return is_in_tiles(plan.up.many) and _num_tokens(plan, expert) > plan.few_tokens
+
+
+@_jit
+def run_rows(plan, expert):
+    """Rows at a time, at most: so few that a second block of tokens finds them in the cache."""
+    return FEW_RUN if _num_tokens(plan, expert) <= min(4, plan.few_tokens) else MANY_RUN
 
 
 @_jit
 def _cost(plan, expert):
     """Of 32 rows of one expert: of reading them, and of products in tiles."""
-    if _is_tiled(plan, expert):
-        return _READING_COST + in_sixteens(num_tokens_of(plan, expert))
+    if is_tiled(plan, expert):
+        return _READING_COST + in_sixteens(_num_tokens(plan, expert))
     return _READING_COST
 
 
 @_jit
 def _runs_cost(plan, expert):
     """Of all rows of an expert in tiles; others are not shared by cost."""
-    return (plan.inner + MANY_RUN - 1) // MANY_RUN * _cost(plan, expert) if _is_tiled(plan, expert) else 0
+    return (plan.inner + MANY_RUN - 1) // MANY_RUN * _cost(plan, expert) if is_tiled(plan, expert) else 0
 
 
 @_jit
-def _all_costs(plan):
-    total = 0
-    for expert in range(plan.num_experts):
-        total += _runs_cost(plan, expert)
-    return total
+def _grain(plan, expert):
+    """Rows that stay together."""
+    if is_tiled(plan, expert):
+        return MANY_RUN
+    return 16 if _num_tokens(plan, expert) > plan.few_tokens else 1
 
 
 @_jit
@@ -102,9 +116,8 @@ def _part(plan, owner, count, expert, costs):
     Experts in tiles follow each other, and a worker has one stretch of them, so that it reads the activations
     of a few experts only. `costs`: of what comes before this expert, and of all.
     """
-    if not _is_tiled(plan, expert):
-        grain = 16 if num_tokens_of(plan, expert) > plan.few_tokens else 1
-        return share(plan.inner, grain, (owner + expert) % count, count)
+    if not is_tiled(plan, expert):
+        return share(plan.inner, _grain(plan, expert), (owner + expert) % count, count)
     cost, runs = _cost(plan, expert), (plan.inner + MANY_RUN - 1) // MANY_RUN
     first = (costs[1] * owner // count - costs[0] + cost - 1) // cost
     end = (costs[1] * (owner + 1) // count - costs[0] + cost - 1) // cost
@@ -112,42 +125,40 @@ def _part(plan, owner, count, expert, costs):
 
 
 @_jit
-def _num_units(plan, count, expert, rows):
-    """Of so many rows of an expert."""
-    size = MANY_RUN
-    if num_tokens_of(plan, expert) <= min(4, plan.few_tokens):
+def _num_units(plan, count, place):
+    """Of the part where `place` is."""
+    if place.first == place.end:
+        return 0
+    size = run_rows(plan, place.expert)
+    if size == FEW_RUN:
         size = min(FEW_RUN, max(_FEW_UNIT, plan.num_experts * plan.inner // (count * _UNITS)))
-    return (rows + size - 1) // size
+    return (place.end - place.first + size - 1) // size
 
 
 @_jit
 def _unit(plan, count, place, number):
     """First output and number of outputs of a unit of the part where `place` is."""
-    rows = place.end - place.first
-    grain = 1
-    if _is_tiled(plan, place.expert):
-        grain = MANY_RUN
-    elif num_tokens_of(plan, place.expert) > plan.few_tokens:
-        grain = 16
-    begin, end = share(rows, grain, number, _num_units(plan, count, place.expert, rows))
+    units = _num_units(plan, count, place)
+    begin, end = share(place.end - place.first, _grain(plan, place.expert), number, units)
     return place.first + begin, end - begin
 
 
 @_jit
-def _moved(plan, count, place, total):
+def _moved(plan, count, place):
     """From `place` to the owner's part of the next expert."""
-    units = place.units_before + _num_units(plan, count, place.expert, place.end - place.first)
-    before = place.cost_before + _runs_cost(plan, place.expert)
-    return _placed(plan, count, (place.owner, place.num_owners), (place.expert + 1, before, units), total)
+    units = place.units_before + _num_units(plan, count, place)
+    costs = place.cost_before + _runs_cost(plan, place.expert), place.all_costs
+    return _placed(plan, count, (place.owner, place.num_owners), place.expert + 1, (costs, units))
 
 
 @_jit
-def _placed(plan, count, owner, come, total):
-    """`owner`: and stretches looked at. `come`: the expert, costs and units before it."""
+def _placed(plan, count, owner, expert, before):
+    """`owner`: and stretches looked at. `before` the expert: costs, as `_part` takes them, and units."""
+    costs, units = before
     first, end = 0, 0
-    if come[0] < plan.num_experts:
-        first, end = _part(plan, owner[0], count, come[0], (come[1], total))
-    return Place(owner[0], owner[1], come[0], first, end, come[1], come[2])
+    if expert < plan.num_experts:
+        first, end = _part(plan, owner[0], count, expert, costs)
+    return Place(owner[0], owner[1], expert, first, end, costs[0], costs[1], units)
 
 
 @_jit
@@ -157,12 +168,20 @@ def counters_at(plan, worker):
 
 
 @_jit
+def _beginning(plan, index, count):
+    """The first expert's part of a worker's own stretch, which may have no rows."""
+    total = 0
+    for expert in range(plan.num_experts):
+        total += _runs_cost(plan, expert)
+    return _placed(plan, count, (index, 1), 0, ((0, total), 0))
+
+
+@_jit
 def open_stretch(plan, index, count):
     """Before the workers meet: how much there is to take of this worker's."""
-    total = _all_costs(plan)
-    place = _placed(plan, count, (index, 1), (0, 0, 0), total)
+    place = _beginning(plan, index, count)
     while place.expert < plan.num_experts:
-        place = _moved(plan, count, place, total)
+        place = _moved(plan, count, place)
     at = counters_at(plan, index)
     store_word(at + UNITS, place.units_before)
     store_word(at + TAKEN, 0)
@@ -172,33 +191,29 @@ def open_stretch(plan, index, count):
 @_jit
 def first_place(plan, index, count):
     """The beginning of a worker's own stretch."""
-    total = _all_costs(plan)
-    place = _placed(plan, count, (index, 1), (0, 0, 0), total)
+    place = _beginning(plan, index, count)
     while place.expert < plan.num_experts and place.first == place.end:
-        place = _moved(plan, count, place, total)
+        place = _moved(plan, count, place)
     return place
 
 
 @_jit
 def take(plan, count, place):
     """The next unit: where it is, its first output of the gate and how many; 0 when nobody has any left."""
-    total = _all_costs(plan)
     while True:
         at = counters_at(plan, place.owner)
         units = load_word(at + UNITS)
         if load_word(at + TAKEN) < units:
             number = add_to_word(at + TAKEN, 1)
             if number < units:
-                while number >= place.units_before + _num_units(
-                    plan, count, place.expert, place.end - place.first
-                ):
-                    place = _moved(plan, count, place, total)
+                while number >= place.units_before + _num_units(plan, count, place):
+                    place = _moved(plan, count, place)
                 begin, rows = _unit(plan, count, place, number - place.units_before)
                 return place, begin, rows
         if place.num_owners == count:
             return place, 0, 0
         owner = (place.owner + 1) % count, place.num_owners + 1
-        place = _placed(plan, count, owner, (0, 0, 0), total)
+        place = _placed(plan, count, owner, 0, ((0, place.all_costs), 0))
 
 
 @_jit
@@ -220,10 +235,11 @@ def down_share(plan, index, count):
         before += done if worker < index else 0
         own += done if worker == index else 0
         total += done
+    even = total + 1  # for every worker alike, and something where nothing was done
+    whole = count * (total + even)
+    begin = count * before + index * even
     grain = 16 if plan.has_many else 1
-    if total == 0:
-        return share(plan.hidden, grain, index, count)
-    units, whole = (plan.hidden + grain - 1) // grain, 2 * count * total
-    begin = before * count + index * total
-    end = begin + own * count + total
-    return min(plan.hidden, units * begin // whole * grain), min(plan.hidden, units * end // whole * grain)
+    return (
+        _cut(plan.hidden, grain, begin, whole),
+        _cut(plan.hidden, grain, begin + count * own + even, whole),
+    )
