@@ -11,6 +11,8 @@ import numpy.typing as npt
 from bench.models.streams import Stream
 
 Tokens = npt.NDArray[np.int64]
+PAD = 1
+"""The token that pads rows."""
 LEFT_OUT = "chat"
 """The kind that is other documents recast: it would put one text into two splits."""
 
@@ -34,6 +36,18 @@ def choose_documents(
     if not chosen:
         raise ValueError(f"no document has {shortest} tokens")
     return chosen
+
+
+def side_by_side(documents: Sequence[Tokens]) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+    """One row each, `[documents, most tokens]`, padded on the right, and which tokens are the documents'.
+
+    Attention is causal, so what pads a shorter one changes nothing before it.
+    """
+    sizes = np.array([len(document) for document in documents])
+    is_real = np.arange(sizes.max()) < sizes[:, None]
+    rows = np.full(is_real.shape, PAD, dtype=np.int64)
+    rows[is_real] = np.concatenate(documents)
+    return rows, is_real
 
 
 def _long_ones(stream: Stream, length: int, shortest: int) -> list[Tokens]:

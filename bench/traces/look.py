@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from transformers import Qwen3MoeForCausalLM
 
 from bench.routing import RoutingFacts
-from bench.traces.documents import Tokens
+from bench.traces.documents import Tokens, side_by_side
 from bench.traces.forward import hidden_states
 from bench.traces.terms import Companion, RouterTap
 from hetero_scheduler.simulator.fast import replay_cache
@@ -70,10 +70,7 @@ class Watcher:
         companion: Companion | None = None,
     ) -> None:
         self._model, self._tap, self._companion = model, tap, companion
-        sizes = [len(document) for document in documents]
-        rows = np.zeros((len(documents), max(sizes)), dtype=np.int64)
-        is_real = np.arange(max(sizes)) < np.array(sizes)[:, None]
-        rows[is_real] = np.concatenate(documents)
+        rows, is_real = side_by_side(documents)
         self._rows, self._is_real = (torch.from_numpy(part).to(model.device) for part in (rows, is_real))
         self._beside = ThreadPoolExecutor(1)
         # the replay is compiled at its first use, which would hold up a training that is under way

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from bench.models.fast_forward import install_fast_forward
 from bench.models.streams import Stream, load_streams
-from bench.traces.documents import Tokens, choose_documents
+from bench.traces.documents import PAD, Tokens, choose_documents, side_by_side
 from bench.traces.early import asked_early
 from bench.traces.forward import hidden_states
 from bench.traces.look import LOOKED_AT, lru_hits
@@ -36,7 +36,7 @@ from hetero_runtime.prediction.fingerprint import config_sha256
 from hetero_runtime.trace import RoutingFacts, TraceInfo, write_trace
 from hetero_scheduler.trace import Trace
 
-END, PAD = 0, 1
+END = 0
 TEMPERATURE = 0.8
 _AT_ONCE = 64
 _SHORTEST = 64
@@ -66,12 +66,8 @@ class Listener:
         with asked_early(self.model) as tap:
             for start in range(0, len(documents), _AT_ONCE):
                 part = documents[start : start + _AT_ONCE]
-                # attention is causal, so what pads a shorter document on the right changes nothing before it
-                width = max(map(len, part))
-                rows = torch.tensor(
-                    np.stack([np.pad(ids, (0, width - len(ids)), constant_values=PAD) for ids in part])
-                )
-                hidden_states(self.model, rows.to(self.model.device))
+                rows, _ = side_by_side(part)
+                hidden_states(self.model, torch.from_numpy(rows).to(self.model.device))
                 routing, said_early = self._tap.take(len(part)), tap.take(len(part))
                 for i, ids in enumerate(part):
                     logits.append(_by_token(routing.logits[:, i, : len(ids)].half()))

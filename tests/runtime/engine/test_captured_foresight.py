@@ -15,6 +15,7 @@ from hetero_runtime.engine import Engine
 from hetero_scheduler.predict.mamba2_model import GroupModel
 from hetero_scheduler.predict.routing import layer_groups
 from tests.architectures import build_checkpoint, prompt_ids
+from tests.runtime.engine.test_in_place import HANDLERS
 from tests.runtime.foresight.predictors import write_random_predictor
 from tests.runtime.steps_on_cpu import steps_on_cpu
 
@@ -25,11 +26,6 @@ pytestmark = pytest.mark.skipif(
 AHEAD: dict[str, dict[str, Any]] = {
     "mamba2": {"preset": "seqmoe"},
     "pregate": {"prediction": {"predictor": "pregate"}, "prefetch": {"schedule": "top_b"}},
-}
-MISSES: dict[str, dict[str, Any]] = {
-    "cpu": {"handler": "cpu"},
-    "half": {"handler": "hybrid", "cpu_share": 0.5},
-    "hybrid": {"handler": "hybrid"},
 }
 TEXTS = [prompt_ids(5, seed=seed)[0].tolist() for seed in range(2)]
 OPTIONS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
@@ -61,7 +57,7 @@ def load(folder: Path, mode: str, **sections: Any) -> Engine:
     return Engine.load(folder, device="cpu", **{**words, **sections})
 
 
-@pytest.mark.parametrize("misses", MISSES)
+@pytest.mark.parametrize("misses", HANDLERS)
 @pytest.mark.parametrize("name", AHEAD)
 def test_misses_computed_on_the_cpu_change_no_token(
     name: str, misses: str, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,7 +69,7 @@ def test_misses_computed_on_the_cpu_change_no_token(
         expected = [engine.generate(text, **OPTIONS).token_ids for text in TEXTS]
     monkeypatch.setattr(predict, "DevicePredictor", Guesses)
     steps_on_cpu(monkeypatch)
-    sections = {"misses": MISSES[misses], "cpu": {"backend": "torch"}, **AHEAD[name]}
+    sections = {"misses": HANDLERS[misses], "cpu": {"backend": "torch"}, **AHEAD[name]}
     with load(folder, "graph", **sections) as engine:
         streams = [engine.stream(text, **OPTIONS) for text in TEXTS]
         said = [[delta.token_id for delta in step] for step in zip(*streams, strict=True)]

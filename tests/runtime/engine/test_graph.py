@@ -17,6 +17,7 @@ from hetero_scheduler.trials import Trials
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
+from tests.runtime.engine.test_in_place import HANDLERS
 from tests.runtime.foresight.predictors import write_random_lookahead, write_random_predictor
 
 pytestmark = pytest.mark.gpu
@@ -80,14 +81,10 @@ def test_tokens_equal_the_eager_engines(
         assert stats.decode.tokens == 2 * 47
 
 
-@pytest.mark.parametrize(
-    "misses",
-    [{"handler": "cpu"}, {"handler": "hybrid", "cpu_share": 0.5}, {"handler": "hybrid"}],
-    ids=["cpu", "half", "hybrid"],
-)
+@pytest.mark.parametrize("misses", HANDLERS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_misses_computed_on_the_cpu_in_the_captured_step_change_no_token(
-    checkpoint: MakeCheckpoint, misses: dict[str, object], rows: int, caplog: pytest.LogCaptureFixture
+    checkpoint: MakeCheckpoint, misses: str, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, prompts = checkpoint("Qwen3Moe"), different_prompts(3)
     alone = eager_answers(folder, prompts)
@@ -97,7 +94,7 @@ def test_misses_computed_on_the_cpu_in_the_captured_step_change_no_token(
             str(folder),
             device="cuda",
             memory={"residency": 0.8},
-            misses=misses,
+            misses=HANDLERS[misses],
             execution={"mode": "graph", "max_rows": rows, "max_length": 128},
         ) as engine,
     ):
@@ -107,7 +104,7 @@ def test_misses_computed_on_the_cpu_in_the_captured_step_change_no_token(
         engine.check()
         decode = engine.stats().decode
     assert decode.cache.misses == decode.cache.loads + decode.in_place.experts
-    assert decode.in_place.experts > 0 or misses == {"handler": "hybrid"}  # that one may find loading faster
+    assert decode.in_place.experts > 0 or misses == "hybrid"  # that one may find loading faster
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "lfru"])
@@ -241,14 +238,10 @@ def test_foresight_changes_no_token(
         assert cache.hits_prefetched + cache.prefetches_wasted <= cache.prefetches
 
 
-@pytest.mark.parametrize(
-    "misses",
-    [{"handler": "cpu"}, {"handler": "hybrid", "cpu_share": 0.5}, {"handler": "hybrid"}],
-    ids=["cpu", "half", "hybrid"],
-)
+@pytest.mark.parametrize("misses", HANDLERS)
 @pytest.mark.parametrize("preset", ["seqmoe", "pregate"])
 def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
-    checkpoint: MakeCheckpoint, preset: str, misses: dict[str, object], caplog: pytest.LogCaptureFixture
+    checkpoint: MakeCheckpoint, preset: str, misses: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
@@ -263,7 +256,7 @@ def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
             str(folder),
             device="cuda",
             memory={"residency": 0.8},
-            misses=misses,
+            misses=HANDLERS[misses],
             execution={"mode": "graph", "max_rows": 3, "max_length": 128},
             **sections,
         ) as engine,
@@ -273,7 +266,7 @@ def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
         decode = engine.stats().decode
     assert decode.cache.prefetches > 0
     assert decode.cache.required == decode.cache.hits + decode.cache.late + decode.cache.misses
-    assert decode.in_place.experts > 0 or misses == {"handler": "hybrid"}  # that one may find loading faster
+    assert decode.in_place.experts > 0 or misses == "hybrid"  # that one may find loading faster
 
 
 @pytest.mark.parametrize("rows", [1, 3])
