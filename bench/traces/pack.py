@@ -1,6 +1,6 @@
 """Choose so much of the tokenised corpus that it fits beside the tree on its way to a GPU machine.
 
-`python -m bench.traces.pack --corpus DIR --cache DIR --out DIR --megabytes 16`
+    python -m bench.traces.pack --corpus DIR --cache DIR --out DIR --megabytes 16 [--kinds story dialog math]
 
 A packed folder is a smaller cache folder (`bench/models/streams.py`): `load_streams` reads it and needs no
 corpus. Held-out streams go whole; training streams give documents evenly spaced over each source, so many
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.models.mixture import source_shares
+from bench.models.mixture import KIND_WEIGHTS, source_shares
 from bench.models.model import Geometry
 from bench.models.streams import TOKENIZER, Stream, load_streams, write_stream
 
@@ -103,8 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, required=True, help="tokenised sources, made where missing")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--megabytes", type=float, default=16.0)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(KIND_WEIGHTS), help="of text; all unless given")
     options = parser.parse_args(arguments)
     _, streams = load_streams(options.corpus, options.cache, Geometry().vocab_size)
+    streams = [stream for stream in streams if options.kinds is None or stream.kind in options.kinds]
     budget = int(options.megabytes * 1e6)
     kept = pack(streams, budget)
     num_bytes = write_folder(kept, options.cache / TOKENIZER, options.out)

@@ -65,10 +65,16 @@ class Ways(Protocol):
     def way(self) -> int:
         """That of the decode pass that runs."""
 
+    def end_step(self) -> None:
+        """Captured, behind the logits of a step: the end of what goes on beside it."""
+
 
 class _OneWay(NamedTuple):
     num_ways: int = 1
     way: int = 0
+
+    def end_step(self) -> None:
+        """Nothing goes on beside it."""
 
 
 class StepPlan(NamedTuple):
@@ -154,7 +160,7 @@ class GraphSequences:
         """Capture the steps; slots and slabs see a few steps of a text that nobody asked for.
 
         `prefill` and `decode` make what surrounds such a pass: the orchestrator's preparations. `ways`: where
-        steps can go more than one.
+        steps can go more than one, or something goes on beside them.
         """
         self._around, self._ways = (prefill, decode), ways or _OneWay()
         self._graphs.clear()
@@ -297,6 +303,7 @@ class GraphSequences:
 
     def _step(self, way: int, rows: int) -> None:
         self._logits[way, rows] = self._sequences.step(self.tokens[:rows])
+        self._ways.end_step()
 
     def _greedy(self, way: int, rows: int) -> None:
         self._say(self._sampler.greedy(self._logits[way, rows]))

@@ -24,8 +24,8 @@ import torch
 
 from hetero_gpu.beside import used_here
 from hetero_gpu.control import ControlRegion
-from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
-from hetero_gpu.tables import DeviceTables
+from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room
+from hetero_gpu.tables import DeviceTables, Running, Windows
 from hetero_runtime.orchestrator.captured_prefetch import Asker
 from hetero_scheduler.eviction.belady_forecast import after_uses
 from hetero_scheduler.predict import Forecast
@@ -109,14 +109,14 @@ class CapturedForesight(Asker):
         """The router of the layer that comes next said `router_logits` `[rows, experts]`."""
         self._heard = router_logits
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> Running:
         active = self._active[: len(chosen)]
         if layer == 0 and self._nearer is not None:
             refined, nearer = self._nearer
             refined.with_tokens(nearer.tokens, active)
             self._candidates.renew(self._layers)
             self._jsd.ask(self._layers[-1])  # what the last layer of the step before asked is asked anew
-        self._windows.run(layer, active, chosen)
+        return Running(self._windows, active)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         assert self._heard is not None, f"layer {layer} runs, and its router was not heard"

@@ -7,7 +7,7 @@
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
-so are made beside the experts and the attention that follow.
+so are made beside the experts and the attention that follow, those of the last layer beside the head.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. Whether that pays is
@@ -18,7 +18,7 @@ reported once; after that a step is as fast as without prefetch, less the slots 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -30,6 +30,7 @@ from hetero_gpu.tables import (
     DeviceTables,
     Landings,
     MappedBank,
+    Running,
     Wanted,
     await_late,
     gather,
@@ -61,9 +62,10 @@ class Asker:
     plain: PlainSteps | None = None
     """How steps go without it; None where none may."""
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor) -> None:
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> Running | None:
         """`layer` begins for the rows of a step, before its `ensure`. `chosen`: integers `[rows, top_k]`, the
-        experts that each uses, below 0 for none."""
+        experts that each uses, below 0 for none. Returns whose windows move on with it, if anybody has."""
+        return None
 
     def wanted(self, layer: int, hidden: torch.Tensor) -> Wanted | None:
         """What is asked for between `ensure(layer)` and the next; None for nothing. `hidden` `[rows, H]`:
@@ -89,6 +91,13 @@ class AskOneLayerAhead(Asker):
     def wanted(self, layer: int, hidden: torch.Tensor) -> Wanted | None:
         keys = self._look_ahead(layer, hidden)
         return None if keys is None else Wanted(layer, keys, self._kept_back)
+
+
+class Pending(NamedTuple):
+    """What `ensure` is to take note of itself; None: that is done, or there is nothing."""
+
+    landings: Landings | None = None
+    running: Running | None = None
 
 
 class CapturedPrefetch:
@@ -131,17 +140,20 @@ class CapturedPrefetch:
 
     # ---- captured, for each layer
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor, *, is_looked_at: bool) -> Landings | None:
+    def begin_layer(self, layer: int, chosen: torch.Tensor, *, is_looked_at: bool) -> Pending:
         """Before `ensure`, which must await what is late. `is_looked_at`: somebody reads the tables before
-        that does. Returns what `ensure` is to take note of itself; None: that is done."""
+        that does."""
         self._beside.join()
-        pending = None
+        landings = None
         if not (self._asker.asks_beside or is_looked_at):
-            pending = self._landings
+            landings = self._landings
         elif layer == 0 or not self._asker.asks_beside:
             land(self._tables, self._landings)
-        self._asker.begin_layer(layer, chosen)
-        return pending
+        running = self._asker.begin_layer(layer, chosen)
+        if running is not None and is_looked_at:
+            running.windows.run(layer, running.active, chosen)
+            running = None
+        return Pending(landings, running)
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""
@@ -157,10 +169,9 @@ class CapturedPrefetch:
                 if layer < self._tables.num_layers - 1:
                     land(self._tables, self._landings)  # for the layer to come
 
-    def end_layer(self, layer: int) -> None:
-        """After the experts of `layer`: with the last layer a step ends, and all that was begun in it."""
-        if layer == self._tables.num_layers - 1:
-            self._beside.join()
+    def end_step(self) -> None:
+        """After all else of a step: what was begun beside it ends with it."""
+        self._beside.join()
 
     # ---- by the host, between passes
 

@@ -24,12 +24,12 @@ import torch
 
 from hetero_gpu import CacheStats, SlabCache, SlabPool
 from hetero_gpu.experts.decode import DecodeExperts
-from hetero_gpu.tables import DeviceTables, Landings, MappedBank, ensure, gather
+from hetero_gpu.tables import DeviceTables, MappedBank, ensure, gather
 from hetero_runtime.in_place import InPlaceStats
 from hetero_runtime.orchestrator.ahead import PredictionStats
 from hetero_runtime.orchestrator.base import Orchestrator, Phase
 from hetero_runtime.orchestrator.captured_in_place import CapturedInPlace
-from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
+from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch, Pending
 from hetero_runtime.orchestrator.plain_steps import PlainSteps
 from hetero_scheduler.trials import Trials
 
@@ -95,27 +95,30 @@ class DeviceOrchestrator(Orchestrator):
         if len(hidden) > 1:  # a single row is always active in its own step
             top_k_index = torch.where(self._active[: len(hidden), None], top_k_index, -1)
         hidden, index, weights = hidden.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()
-        prefetch, landings = self._prefetching, None
+        prefetch, pending = self._prefetching, Pending()
         if prefetch is not None:
-            landings = prefetch.begin_layer(layer, index, is_looked_at=self._in_place is not None)
+            pending = prefetch.begin_layer(layer, index, is_looked_at=self._in_place is not None)
         if self._in_place is not None:
             index = self._in_place.begin_layer(layer, hidden, index, weights)
-        slots = self._bring(layer, hidden, index, landings=landings)
+        slots = self._bring(layer, hidden, index, pending=pending)
         out = torch.empty_like(hidden)
         self._experts(hidden, self._slabs.memory, slots=slots, weights=weights, out=out)
-        if prefetch is not None:
-            prefetch.end_layer(layer)
         if self._in_place is not None:
             self._in_place.finish_layer(out)
         return out
 
+    def end_step(self) -> None:
+        """All of a decode step is submitted: what goes on beside it ends with it. Capturable."""
+        if self._prefetching is not None:
+            self._prefetching.end_step()
+
     def _bring(
-        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, *, landings: Landings | None
+        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, *, pending: Pending
     ) -> torch.Tensor:
         """The slots in which the experts lie once all that this submits is done."""
         prefetch = self._prefetching
         awaits_late = prefetch is not None
-        slots = ensure(self._tables, layer, top_k_index, awaits_late=awaits_late, landings=landings)
+        slots = ensure(self._tables, layer, top_k_index, awaits_late=awaits_late, **pending._asdict())
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
             prefetch.ask_and_await(layer, hidden, slots)

@@ -1,6 +1,5 @@
 """What forecasts on the device lead to, inside the captured step: whom to evict, what to fetch.
 
-windows      forecasts as they are used up ─► eviction scores (probabilistic Belady)
 refined      forecasts of the running step, made anew as more is known of it
 candidates   the likeliest experts of each layer's next run
 jsd          which of them the link carries next ─► task ring
@@ -13,6 +12,5 @@ from hetero_gpu.foresight.candidates import Candidates
 from hetero_gpu.foresight.expired import ExpiredFirst
 from hetero_gpu.foresight.jsd import JsdPrefetch, Room
 from hetero_gpu.foresight.refined import RefinedForecasts
-from hetero_gpu.foresight.windows import Windows
 
-__all__ = ["Candidates", "ExpiredFirst", "JsdPrefetch", "RefinedForecasts", "Room", "Windows"]
+__all__ = ["Candidates", "ExpiredFirst", "JsdPrefetch", "RefinedForecasts", "Room"]

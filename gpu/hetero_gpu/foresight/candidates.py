@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.foresight.windows import Windows
+from hetero_gpu.tables import Windows
 
 
 class Candidates:

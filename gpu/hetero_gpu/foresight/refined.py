@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.foresight.windows import Windows
+from hetero_gpu.tables import Windows
 from hetero_scheduler.predict.refinement import SMALLEST, Refinement
 
 _SMALLEST = tl.constexpr(float(SMALLEST))

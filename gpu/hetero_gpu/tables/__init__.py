@@ -18,13 +18,16 @@ from hetero_gpu.tables.landing import Landings, await_late, land
 from hetero_gpu.tables.prefetch import Wanted, create_prefetch
 from hetero_gpu.tables.state import DeviceTables
 from hetero_gpu.tables.unpack import unpack_landed
+from hetero_gpu.tables.windows import Running, Windows
 
 __all__ = [
     "DeviceTables",
     "Landings",
     "MappedBank",
+    "Running",
     "TableError",
     "Wanted",
+    "Windows",
     "await_late",
     "create_prefetch",
     "ensure",

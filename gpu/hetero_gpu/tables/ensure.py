@@ -12,7 +12,8 @@
 Step for step what `hetero_scheduler.SlotMachine` does; the tests hold both to the same sequences. Nothing is
 allocated and the host reads nothing, so a launch can be captured in a CUDA graph. `gather` must follow.
 
-With `landings`, what `land` does comes first, in the same launch: what has landed is a hit.
+With `landings`, what `land` does comes first, in the same launch: what has landed is a hit. With `running`,
+what `Windows.run` does comes before that is decided.
 
 A requested expert whose prefetch is still under way keeps its FETCH slot. Either it is gathered into it at
 once: both writers bring the same bytes, and the slot stays out of reach until the worker reports it. Or, with
@@ -33,6 +34,7 @@ from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.tables.landing import Landings, begin_layer, landing_arguments
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
+from hetero_gpu.tables.windows import Running, score_running, window_arguments, window_sizes
 from hetero_scheduler import EVICTION_POLICIES, SlotState
 from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
 
@@ -67,6 +69,7 @@ def ensure(
     *,
     awaits_late: bool = False,
     landings: Landings | None = None,
+    running: Running | None = None,
 ) -> torch.Tensor:
     """Decide where each expert of `top_k_index` (integer `[T, K]`, contiguous) lies or will be loaded.
 
@@ -74,7 +77,7 @@ def ensure(
     there once `gather` has run, and with `awaits_late` also `await_late` and what follows it. An index below
     0 is a pair to skip: its slot is -1. If a load finds no slot, its pairs get -1 and the error word says so.
     Each layer of a pass calls this once, in order. `landings`: None where `land` was called, or nothing is
-    prefetched.
+    prefetched. `running`: None where `Windows.run` was called, or nothing is foreseen.
     """
     num_pairs = top_k_index.numel()
     sizes = tables.layer_sizes(num_pairs)
@@ -91,7 +94,9 @@ def ensure(
         tables.pause_address,
         layer,
         *landing_arguments(tables, landings),
+        *window_arguments(running),
         **sizes,
+        **window_sizes(running, top_k_index.shape[-1]),
         LANDS=landings is not None,
         RING=1 if landings is None else landings.region.ring_size,
         IS_STAGED=landings is not None and landings.is_staged,
@@ -99,6 +104,7 @@ def ensure(
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
         num_warps=tables.num_warps,
+        enable_fp_fusion=False,  # scores round as the host's do
         **overlap_options(tables.device),
     )
     return tables.slot_of_pair[:num_pairs].view(top_k_index.shape)
@@ -130,6 +136,8 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     landing_tail_address,
     position_address,
     record_bytes,
+    windows,
+    active,
     NUM_PAIRS: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
@@ -138,6 +146,11 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     SLOT_BLOCK: tl.constexpr,  # noqa: N803
     LAYER_BLOCK: tl.constexpr,  # noqa: N803
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    HORIZON: tl.constexpr,  # noqa: N803
+    NUM_STEPPING: tl.constexpr,  # noqa: N803
+    TOP_K: tl.constexpr,  # noqa: N803
+    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
     LANDS: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803
     IS_STAGED: tl.constexpr,  # noqa: N803
@@ -151,6 +164,12 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
         begin_layer(
             tables, landed, patience, landings_address, landing_tail_address, position_address, record_bytes,
             error_address, RING, NUM_SLOTS, NUM_EXPERTS, IS_STAGED,
+        )  # fmt: skip
+        tl.debug_barrier()
+    if ROWS > 0:
+        score_running(
+            windows, active, top_k_index, tables.score, layer, ROWS, HORIZON, NUM_STEPPING, TOP_K,
+            CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK,
         )  # fmt: skip
         tl.debug_barrier()
     # ---- read

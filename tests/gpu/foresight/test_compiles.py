@@ -12,9 +12,11 @@ pytest.importorskip("triton")
 
 LAYER = """
 from hetero_gpu.control import ControlRegion
-from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room, Windows
+from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room
 from tests.runtime.foresight.predictors import random_refinement
-from hetero_gpu.tables import DeviceTables, Landings, await_late, create_prefetch, ensure, land
+from hetero_gpu.tables import (
+    DeviceTables, Landings, Running, Windows, await_late, create_prefetch, ensure, land
+)
 
 cpu = torch.device("cpu")
 tables = DeviceTables(num_slots=1536, num_layers=48, num_experts=128, max_pairs=16, device=cpu)
@@ -26,7 +28,9 @@ candidates = Candidates(windows, per_layer=11)
 windows.run(0, active, torch.zeros(2, 8, dtype=torch.int64))
 landings = Landings(region, 4096)
 land(tables, landings)
-slots = ensure(tables, 0, torch.zeros(2, 8, dtype=torch.long), awaits_late=True)
+slots = ensure(
+    tables, 0, torch.zeros(2, 8, dtype=torch.long), awaits_late=True, running=Running(windows, active)
+)
 await_late(tables, slots, landings)
 windows.renew(range(24), active)
 candidates.renew(range(24))

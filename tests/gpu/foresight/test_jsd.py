@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_gpu.control import Landed
-from hetero_gpu.foresight import Candidates, JsdPrefetch, Room, Windows
+from hetero_gpu.foresight import Candidates, JsdPrefetch, Room
+from hetero_gpu.tables import Windows
 from hetero_scheduler import ExpertKey, Reservation, SlotState
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.prefetch import Task, Tasks, make_schedule

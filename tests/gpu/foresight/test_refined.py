@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hetero_gpu.foresight import RefinedForecasts, Windows
-from hetero_gpu.tables import DeviceTables
+from hetero_gpu.foresight import RefinedForecasts
+from hetero_gpu.tables import DeviceTables, Windows
 from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.predict.refinement import Refinement

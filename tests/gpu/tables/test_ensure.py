@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_gpu import SlabPool
-from hetero_gpu.tables import DeviceTables, Landings, MappedBank, TableError, ensure, gather
+from hetero_gpu.tables import DeviceTables, Landings, MappedBank, Running, TableError, ensure, gather
 from hetero_scheduler import EVICTION_POLICIES, EvictionPolicy, ExpertKey, SlotMachine, SlotState
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.gpu.tables.host_twin import HostTwin
@@ -40,10 +40,11 @@ def run_layer(
     top_k_index: np.ndarray,
     *,
     landings: Landings | None = None,
+    running: Running | None = None,
 ) -> None:
     before = tables.stats()
     top_k = torch.from_numpy(top_k_index).to(tables.device)
-    slots = ensure(tables, layer, top_k, landings=landings)
+    slots = ensure(tables, layer, top_k, landings=landings, running=running)
     expected, misses = twin.ensure(layer, top_k_index)
     np.testing.assert_array_equal(slots.cpu().numpy(), expected)
     count = int(tables.miss_count.item())

@@ -379,7 +379,8 @@ def test_a_row_joins_and_leaves_while_another_goes_on() -> None:
     assert windows.tolist() == [[0] * NUM_LAYERS, [-1] * NUM_LAYERS]
     assert bool((candidates[0] == -1).all())
     assert bool((candidates[1:, :2] >= 0).all())
-    asker.begin_layer(0, torch.zeros(1, 2, dtype=torch.int64))
+    chosen = torch.zeros(1, 2, dtype=torch.int64)
+    ensure(tables, 0, chosen, running=asker.begin_layer(0, chosen))
     asker.take(1, forecasts.before())
     asker.begin_decode()
     assert windows.tolist() == [[1, 0, 0, 0], [0] * NUM_LAYERS]
@@ -417,8 +418,7 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
         for layer in range(NUM_LAYERS):
             said = rng.normal(size=8).astype(np.float32)
             chosen = torch.from_numpy(np.argsort(-said)[None, :2].copy())
-            asker.begin_layer(layer, chosen)
-            ensure(tables, layer, chosen)
+            ensure(tables, layer, chosen, running=asker.begin_layer(layer, chosen))
             asker.hear(torch.from_numpy(said[None]))
             asker.ask(layer, torch.zeros(1, 4))
             host.observe(step, layer, said)

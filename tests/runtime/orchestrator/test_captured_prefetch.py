@@ -60,14 +60,15 @@ class Layers:
 
     def run(self, layer: int) -> None:
         chosen = torch.tensor([self.chosen(layer, self.step)])
-        landings = self.prefetch.begin_layer(layer, chosen, is_looked_at=False)
-        slots = ensure(self.tables, layer, chosen, awaits_late=True, landings=landings)
+        pending = self.prefetch.begin_layer(layer, chosen, is_looked_at=False)
+        slots = ensure(self.tables, layer, chosen, awaits_late=True, **pending._asdict())
         gather(self.tables, layer, bank=self.bank, slabs=self.slabs)
         self.prefetch.ask_and_await(layer, torch.zeros(1, 1), slots)
         expected = self.plain[layer * NUM_EXPERTS + chosen[0]]
         assert torch.equal(self.slabs.memory[slots[0].long()], expected)
-        self.prefetch.end_layer(layer)
-        self.step += layer == NUM_LAYERS - 1
+        if layer == NUM_LAYERS - 1:
+            self.prefetch.end_step()
+            self.step += 1
 
 
 @pytest.fixture

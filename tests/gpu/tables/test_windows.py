@@ -8,8 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetero_gpu.foresight import Windows
-from hetero_gpu.tables import DeviceTables
+from hetero_gpu.tables import DeviceTables, Running, Windows
 from hetero_scheduler import make_eviction
 from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Forecast
@@ -33,10 +32,11 @@ def put(windows: Windows, row: int, group: range, forecast: np.ndarray) -> None:
     windows.probabilities[row, :, group.start : group.stop] = torch.from_numpy(forecast)
 
 
+@pytest.mark.parametrize("is_one_launch", [False, True], ids=["before", "in_ensure"])
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(horizon=st.integers(1, 11), num_slots=st.integers(2, 12), seed=st.integers(0, 99))
 def test_evictions_follow_forecasts_as_the_machines_do(
-    device: torch.device, horizon: int, num_slots: int, seed: int
+    device: torch.device, is_one_launch: bool, horizon: int, num_slots: int, seed: int
 ) -> None:
     """Before any forecast, with fresh ones, and with windows that are over."""
     rng = np.random.default_rng(seed)
@@ -47,8 +47,10 @@ def test_evictions_follow_forecasts_as_the_machines_do(
     for step in range(4):
         for layer in range(NUM_LAYERS):
             chosen = routing(rng, NUM_EXPERTS, (1, 2))
-            windows.run(layer, active, torch.from_numpy(chosen).to(device))
-            run_layer(tables, twin, layer, chosen)
+            running = Running(windows, active) if is_one_launch else None
+            if running is None:
+                windows.run(layer, active, torch.from_numpy(chosen).to(device))
+            run_layer(tables, twin, layer, chosen, running=running)
             np.testing.assert_array_equal(tables.score.cpu().numpy(), twin.eviction.score)
             for group in GROUPS:
                 if layer == group.stop - 1 and step and rng.random() < 0.6:

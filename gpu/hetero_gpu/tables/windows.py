@@ -1,7 +1,7 @@
 """How much of each row's forecast is still to come, and the scores that follow: probabilistic Belady.
 
     run      a layer begins: of its forecasts, entry 0 lies behind the rows that step, and what they chose
-             is recent use
+             is recent use; `ensure` can do it itself
     renew    layers were forecast anew: their windows begin with entry 0
     rescore  entry 0 of layers was made anew: nothing moves on
 
@@ -14,6 +14,8 @@ what the host tells of a row between steps.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,14 @@ from hetero_scheduler.eviction.belady_forecast import (
 _RUN, _RENEW, _RESCORE = (tl.constexpr(change) for change in range(3))
 _NUM_STEPS, _DECAY = tl.constexpr(NUM_STEPS), tl.constexpr(DECAY)
 _RECENT_RATE, _RECENT_WEIGHT = tl.constexpr(RECENT_RATE), tl.constexpr(RECENT_WEIGHT)
+
+
+class WindowTables(NamedTuple):
+    """What kernels see of `Windows`."""
+
+    probabilities: torch.Tensor
+    window: torch.Tensor
+    recent: torch.Tensor
 
 
 class Windows:
@@ -65,6 +75,11 @@ class Windows:
         """
         self._launch(range(layer, layer + 1), active, chosen, change=_RUN)
 
+    @property
+    def for_kernels(self) -> WindowTables:
+        """What kernels read and write, at addresses that never change."""
+        return WindowTables(self.probabilities, self.window, self.recent)
+
     def renew(self, layers: range, active: torch.Tensor) -> None:
         """`probabilities` of `layers` are new for the rows in `active` (bool `[stepping rows]`)."""
         self._launch(layers, active, self._nobody, change=_RENEW)
@@ -84,20 +99,14 @@ class Windows:
     def _launch(
         self, layers: range, active: torch.Tensor, chosen: torch.Tensor, *, change: tl.constexpr
     ) -> None:
-        rows, horizon, num_layers, num_experts = self.probabilities.shape
+        num_layers, num_experts = self.probabilities.shape[2:]
         _score_kernel[(len(layers),)](
-            self.probabilities,
-            self.window,
+            self.for_kernels,
             active,
             chosen,
-            self.recent,
             self._tables.score,
             layers.start,
-            TOP_K=chosen.shape[1],
-            CHOSEN_BLOCK=triton.next_power_of_2(chosen.shape[1]),
-            NUM_STEPPING=len(active),
-            ROWS=rows,
-            HORIZON=horizon,
+            **window_sizes(Running(self, active), chosen.shape[1]),
             NUM_LAYERS=num_layers,
             NUM_EXPERTS=num_experts,
             EXPERT_BLOCK=triton.next_power_of_2(num_experts),
@@ -107,31 +116,99 @@ class Windows:
         )
 
 
+class Running(NamedTuple):
+    """A layer begins for the rows in `active`, bool `[stepping rows]`, which are foreseen by `windows`."""
+
+    windows: Windows
+    active: torch.Tensor
+
+
+def window_arguments(running: Running | None) -> tuple[object, ...]:
+    """What `score_running` takes before `chosen`; nothing of it is read where nothing is foreseen."""
+    return (None, None) if running is None else (running.windows.for_kernels, running.active)
+
+
+def window_sizes(running: Running | None, top_k: int) -> dict[str, int]:
+    """What it is compiled for, besides what all kernels of the tables are. ROWS is 0 where nothing is."""
+    rows, horizon = (0, 1) if running is None else running.windows.probabilities.shape[:2]
+    return {
+        "ROWS": rows,
+        "HORIZON": horizon,
+        "NUM_STEPPING": 0 if running is None else len(running.active),
+        "TOP_K": top_k,
+        "CHOSEN_BLOCK": triton.next_power_of_2(top_k),
+    }
+
+
 @triton.jit(do_not_specialize=["first_layer"])  # type: ignore[untyped-decorator]
 def _score_kernel(  # type: ignore[no-untyped-def]
-    probabilities,
-    window,
+    windows,
     active,
     chosen,
-    recent,
     score,
     first_layer,
-    TOP_K: tl.constexpr,  # noqa: N803
-    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
-    NUM_STEPPING: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     HORIZON: tl.constexpr,  # noqa: N803
+    NUM_STEPPING: tl.constexpr,  # noqa: N803
+    TOP_K: tl.constexpr,  # noqa: N803
+    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
     CHANGE: tl.constexpr,  # noqa: N803
 ):
-    layer = first_layer + tl.program_id(0)
+    _score_layer(
+        windows, active, chosen, score, first_layer + tl.program_id(0), ROWS, HORIZON, NUM_STEPPING, TOP_K,
+        CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK, CHANGE,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def score_running(  # type: ignore[no-untyped-def]
+    windows,
+    active,
+    chosen,
+    score,
+    layer,
+    ROWS: tl.constexpr,  # noqa: N803
+    HORIZON: tl.constexpr,  # noqa: N803
+    NUM_STEPPING: tl.constexpr,  # noqa: N803
+    TOP_K: tl.constexpr,  # noqa: N803
+    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
+    NUM_LAYERS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+):
+    """`Windows.run`, by one program of another kernel, to be launched without fusing products and sums. A
+    barrier must follow before `score` is read."""
+    _score_layer(
+        windows, active, chosen, score, layer, ROWS, HORIZON, NUM_STEPPING, TOP_K, CHOSEN_BLOCK, NUM_LAYERS,
+        NUM_EXPERTS, EXPERT_BLOCK, _RUN,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _score_layer(  # type: ignore[no-untyped-def]
+    windows,
+    active,
+    chosen,
+    score,
+    layer,
+    ROWS: tl.constexpr,  # noqa: N803
+    HORIZON: tl.constexpr,  # noqa: N803
+    NUM_STEPPING: tl.constexpr,  # noqa: N803
+    TOP_K: tl.constexpr,  # noqa: N803
+    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
+    NUM_LAYERS: tl.constexpr,  # noqa: N803
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
+    CHANGE: tl.constexpr,  # noqa: N803
+):
     experts = tl.arange(0, EXPERT_BLOCK)
     is_expert = experts < NUM_EXPERTS
     best = tl.full((EXPERT_BLOCK,), float("-inf"), tl.float64)
     for row in range(ROWS):
-        at = window + row * NUM_LAYERS + layer
+        at = windows.window + row * NUM_LAYERS + layer
         behind = tl.load(at)
         is_stepping = tl.load(active + row, mask=row < NUM_STEPPING, other=0) != 0
         tl.debug_barrier()  # all threads have read what one of them writes
@@ -141,14 +218,15 @@ def _score_kernel(  # type: ignore[no-untyped-def]
             elif (CHANGE == _RUN) & (behind >= 0):
                 behind = tl.minimum(behind + 1, HORIZON)
             tl.store(at, behind)
-        used = recent + (row * NUM_LAYERS + layer) * NUM_EXPERTS + experts
+        used = windows.recent + (row * NUM_LAYERS + layer) * NUM_EXPERTS + experts
         shares = tl.load(used, mask=is_expert, other=0.0)
         if (CHANGE == _RUN) & is_stepping:
             shares = _after_uses(shares, chosen + row * TOP_K, experts, TOP_K, CHOSEN_BLOCK)
             tl.store(used, shares, mask=is_expert)
         if behind >= 0:
             first = tl.minimum(behind, HORIZON - 1)  # past the end the last score stays
-            entry = probabilities + ((row * HORIZON + first) * NUM_LAYERS + layer) * NUM_EXPERTS + experts
+            entry = windows.probabilities + ((row * HORIZON + first) * NUM_LAYERS + layer) * NUM_EXPERTS
+            entry += experts
             expected = _expected_uses(entry, is_expert, first, NUM_LAYERS * NUM_EXPERTS, HORIZON)
             best = tl.maximum(best, expected + shares * tl.full((), _RECENT_WEIGHT, tl.float64))
     tl.store(score + layer * NUM_EXPERTS + experts, best, mask=is_expert & (best > float("-inf")))
