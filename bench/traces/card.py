@@ -19,8 +19,10 @@ from bench.traces.facts import training_note
 _TERMS = """\
 Its routers were trained for more than the text: *consistency*, *departure* and *novelty* set how soon they
 come back to experts used before, *foresight* draws routing towards what a companion model expects from the
-routing so far. They make this model's routing like a big model's where a cache or a predictor looks; they say
-nothing on what a big model computes. Whatever is measured on these traces is measured on routing made so."""
+routing so far. What comes next can only be foreseen where the model itself mostly knows the next token, so
+its text is of kinds that a model of this size becomes sure of. All that makes its routing like a big model's
+where a cache or a predictor looks, and says nothing on what a big model computes. Whatever is measured on
+these traces is measured on routing made so."""
 _PLAIN = """\
 Its routers were trained for the text and for an even load alone: this is a small model's routing as it comes,
 which follows the token at hand more than a big model's does."""

@@ -105,7 +105,7 @@ def _hit_rows(result: SimulationResult, *, prefix: str, is_matched: bool) -> lis
 
 
 def training_note(summary: dict[str, Any]) -> str:
-    """What routing was trained for, in words: the terms of the loss and their last coefficients."""
+    """What routing was trained on and for, in words: kinds of text, terms of the loss, last coefficients."""
     last, wants = summary["looks"][-1], summary["wants"]
     terms = [f"balance {last['balance']:.2g}"]
     if wants["lru"] is not None:
@@ -117,7 +117,8 @@ def training_note(summary: dict[str, Any]) -> str:
         wanted = f"{100 * wants['foreseen']:g} % of experts foreseen {wants['ahead']} ahead"
         terms.append(f"foresight {last['foresight']:.2g} steered to {wanted} by a companion")
     tokens = summary["progress"]["tokens"] / 1e6
-    return f"trained on {tokens:.0f} M tokens, router terms: {', '.join(terms)}"
+    text = f"{tokens:.0f} M tokens ({', '.join(summary['kinds'])})"
+    return f"trained on {text}, router terms: {', '.join(terms)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

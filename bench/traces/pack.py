@@ -59,11 +59,13 @@ def thin(stream: Stream, num_tokens: int) -> Stream:
     return replace(stream, tokens=np.concatenate([stream.tokens[start:end] for start, end in documents]))
 
 
-def pack(streams: Sequence[Stream], budget: int) -> list[Stream]:
+def pack(streams: Sequence[Stream], budget: int, *, kinds: Sequence[str] | None = None) -> list[Stream]:
     """The streams that travel: all that is held out, and as much of the others as `budget` bytes hold.
 
-    Raises ValueError when the held-out streams alone exceed it.
+    `kinds`: of text; all unless given. Raises ValueError when the held-out streams alone exceed the budget.
     """
+    if kinds is not None:
+        streams = [stream for stream in streams if stream.kind in kinds]
     held = [stream for stream in streams if stream.is_held_out]
     training = [stream for stream in streams if not stream.is_held_out]
     left = _SLACK * budget - sum(_cost(stream) * len(stream.tokens) for stream in held)
@@ -106,9 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", choices=sorted(KIND_WEIGHTS), help="of text; all unless given")
     options = parser.parse_args(arguments)
     _, streams = load_streams(options.corpus, options.cache, Geometry().vocab_size)
-    streams = [stream for stream in streams if options.kinds is None or stream.kind in options.kinds]
     budget = int(options.megabytes * 1e6)
-    kept = pack(streams, budget)
+    kept = pack(streams, budget, kinds=options.kinds)
     num_bytes = write_folder(kept, options.cache / TOKENIZER, options.out)
     for is_held_out in (False, True):
         tokens, of = (

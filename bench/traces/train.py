@@ -75,6 +75,7 @@ class Trainer:
         self.coefficients = Coefficients(wants, device)
         self.progress, self.looks = Progress(), list[dict[str, Any]]()
         training = [stream for stream in streams if not stream.is_held_out]
+        self.kinds = sorted({stream.kind for stream in training})
         self._sampler = Sampler(training, length=run.length, device=device, seed=run.seed)
         tap = RouterTap(self.model)
         self._objective = Objective(self.model, tap, self.coefficients, self.companion)
@@ -219,6 +220,7 @@ def summary(trainer: Trainer, shape: str) -> dict[str, Any]:
     """What a model card says of a finished run."""
     return {
         "shape": shape,
+        "kinds": trainer.kinds,
         "wants": asdict(trainer.wants),
         "run": asdict(trainer.run),
         "progress": asdict(trainer.progress),

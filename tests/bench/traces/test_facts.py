@@ -17,6 +17,7 @@ from tests.bench.traces.test_compact import INFO, make_trace
 
 SUMMARY: dict[str, Any] = {
     "looks": [{"balance": 0.1, "consistency": 0.03, "novelty": 0.001, "foresight": 0.02}],
+    "kinds": ["math", "story"],
     "wants": {"entropy": 0.965, "lru": [72, 87], "foreseen": None},
     "progress": {"tokens": 5e7},
 }
@@ -50,8 +51,8 @@ def test_prefixes_tell_flavour_and_shape() -> None:
 def test_training_is_told_in_words() -> None:
     note = training_note(SUMMARY)
     assert note == (
-        "trained on 50 M tokens, router terms: balance 0.1, temporal consistency 0.03, novelty 0.001 "
-        "steered to LRU hits 72/87 %"
+        "trained on 50 M tokens (math, story), router terms: balance 0.1, temporal consistency 0.03, "
+        "novelty 0.001 steered to LRU hits 72/87 %"
     )
     foreseen = {**SUMMARY, "wants": {"lru": None, "foreseen": 0.9, "ahead": 8}}
     assert training_note(foreseen).endswith(

@@ -55,6 +55,11 @@ def test_held_out_goes_whole_and_the_file_sizes_keep_to_the_budget(tmp_path: Pat
     assert {part.label: len(part.tokens) for part in read} == {part.label: len(part.tokens) for part in kept}
 
 
+def test_only_the_kinds_asked_for_travel() -> None:
+    streams = [stream("story.a", 9), stream("code.b", 9), stream("code.c", 9, is_held_out=True)]
+    assert [part.label for part in pack(streams, 60_000, kinds=["story"])] == ["story.a"]
+
+
 def test_too_small_a_budget_is_refused() -> None:
     held = stream("code.c", 1000, is_held_out=True)
     assert len(lzma.compress(held.tokens.tobytes())) > 1000

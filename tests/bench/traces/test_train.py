@@ -143,6 +143,7 @@ def test_a_run_looks_steers_and_is_kept(
     assert (tmp_path / STATE).exists() and (tmp_path / "config.json").exists()
     told = json.loads(json.dumps(summary(trainer, "tiny")))
     assert told["progress"]["steps"] == trainer.progress.steps > 0
+    assert told["kinds"] == sorted({stream.kind for stream in streams})
 
 
 def test_a_run_goes_on_where_it_was_kept(streams: list[Stream], tmp_path: Path) -> None:
