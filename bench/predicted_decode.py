@@ -18,6 +18,7 @@ an engine more at each residency. No engine is begun after `--seconds`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from bench.decode_case import Plan
 from bench.eager_decode import free_device
@@ -35,6 +37,7 @@ from bench.predicted_rows import FULL, Contender
 from bench.predicted_texts import Texts
 from bench.traces.compact import read_compact
 from hetero_gpu.link import measure_link
+from hetero_runtime.config.tree import MissHandler
 from hetero_runtime.plan.geometry import read_geometry
 from hetero_runtime.prediction import RouterFingerprint, read_predictor, write_predictor
 from hetero_scheduler.predict.refinement import Refinement
@@ -74,11 +77,13 @@ def _refinement(whole: Refinement, layers: int) -> Refinement:
     )
 
 
-def contenders_of(residencies: Sequence[float], horizons: Sequence[str]) -> Iterator[Contender]:
+def contenders_of(
+    residencies: Sequence[float], horizons: Sequence[str], misses: Sequence[MissHandler]
+) -> Iterator[Contender]:
     """Full load first: all others are shares of it."""
     yield FULL
-    for residency in residencies:
-        yield from (Contender(residency, horizon) for horizon in (*horizons, None))
+    for residency, handler in itertools.product(residencies, misses):
+        yield from (Contender(residency, horizon, handler) for horizon in (*horizons, None))
 
 
 def prepare(options: argparse.Namespace, folder: Path, began_s: float) -> Bench:
@@ -116,7 +121,7 @@ def measure_all(bench: Bench, options: argparse.Namespace, keep: Callable[[], ob
         free_device()
         keep()
 
-    for contender in contenders_of(options.residencies, options.horizon):
+    for contender in contenders_of(options.residencies, options.horizon, options.misses):
         if time.perf_counter() - bench.began_s > options.seconds:
             bench.say(f"not begun: {contender}")
             bench.num_failed += 1
@@ -181,6 +186,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=["auto"],
         help="how near forecasts are made anew, an engine each; auto: what the product chooses",
+    )
+    parser.add_argument(
+        "--misses",
+        choices=get_args(MissHandler),
+        nargs="+",
+        default=["load"],
+        help="who handles them, an engine each, and LRU beside it; what is not loaded is not simulated",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--residencies", type=float, nargs="+", default=list(RESIDENCIES))

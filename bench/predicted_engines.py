@@ -17,7 +17,7 @@ from bench.decode_case import Case, Loaded, Measured, Plan, capture_anew, config
 from bench.harness import Row, attempt
 from bench.models.random_bank import random_store
 from bench.predicted_rows import FULL, Bound, Contender, Outcome, rows_of
-from bench.predicted_texts import PROMPT, Texts, decode_counted, decode_texts, recited
+from bench.predicted_texts import PROMPT, Texts, decode_counted, decode_texts, recited, settle
 from bench.simulated_twin import simulated_hits
 from bench.step_breakdown import profile_steps
 from bench.step_time import StepTime
@@ -73,6 +73,10 @@ class Bench:
         """Whether a few of its steps are broken down by kind of kernel."""
         return self.is_captured and contender.horizon is not None and contender.residency == PROFILED
 
+    def counts(self, contender: Contender) -> bool:
+        """Whether a text of it is counted, for the simulator, which loads what misses."""
+        return contender.residency in SIMULATED and contender.misses == "load"
+
     # ---- engines
 
     def measure(self, contender: Contender) -> bool:
@@ -101,6 +105,7 @@ class Bench:
             self.store = None
 
     def _decode_all(self, contender: Contender, loaded: Loaded, recital: Recital) -> Measured:
+        settle(loaded.parts, loaded.engine, recital, self.texts)
         return Measured(
             case=self._case(contender),
             decodes=decode_texts(loaded.engine, recital, self.texts),
@@ -112,7 +117,7 @@ class Bench:
 
     def _look_closer(self, contender: Contender, loaded: Loaded, recital: Recital) -> None:
         """What is asked of some: a text for the simulator, and where a step's time goes."""
-        if contender.residency in SIMULATED:
+        if self.counts(contender):
             counted = attempt(
                 f"counted text of {contender}", partial(decode_counted, loaded.engine, recital, self.texts)
             )
@@ -145,7 +150,7 @@ class Bench:
     def _words(self, contender: Contender) -> dict[str, Any]:
         """What the configuration of its engine says beside residency and mode."""
         experts = "checkpoint" if self.experts_format == "bf16" else self.experts_format
-        words: dict[str, Any] = {"model": {"experts": experts}}
+        words: dict[str, Any] = {"model": {"experts": experts}, "misses": {"handler": contender.misses}}
         if contender.horizon is None:
             return words | {"eviction": {"policy": "lru"}}
         prediction = {"path": str(self.predictor), "horizon": contender.horizon}

@@ -2,6 +2,7 @@
 
 predict.full_load_share_45_fp8         decode at 45 % as a share of full load, preset seqmoe
 predict.full_load_share_45_fp8_layer   the same, where a horizon was asked for by name
+predict.full_load_share_45_fp8_hybrid  the same, where misses are split between link and CPU
 predict.bound_share_45_fp8             what the link would allow Belady's optimum
 predict.engine_minus_sim_45            hits of the engine less the simulator's, fp8; `_bf16` of that format
 """
@@ -14,17 +15,19 @@ from typing import NamedTuple
 from bench.decode_case import Decode, Measured
 from bench.harness import Row
 from bench.step_time import StepTime
-from hetero_runtime.config.tree import Horizon
+from hetero_runtime.config.tree import Horizon, MissHandler
 
 SHARE_TARGETS = {("fp8", 0.45): ">=0.80"}
 OVERHEAD_KINDS = ("predictor", "tables")
 
 
 class Contender(NamedTuple):
-    """One engine. `horizon`: what is asked for, where it foresees; None for LRU, and at 1.0 for full load."""
+    """One engine. `horizon`: what is asked for, where it foresees; None for LRU, and at 1.0 for full load.
+    `misses`: who handles them."""
 
     residency: float
     horizon: str | None = None
+    misses: MissHandler = "load"
 
     @property
     def percent(self) -> str:
@@ -32,13 +35,16 @@ class Contender(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """What its row ids end with: nothing where the product chose the horizon."""
-        return "" if self.horizon in (None, "auto") else f"_{self.horizon}"
+        """What its row ids end with: nothing where the product chose the horizon, and misses are loaded."""
+        horizon = "" if self.horizon in (None, "auto") else f"_{self.horizon}"
+        return horizon if self.misses == "load" else f"{horizon}_{self.misses}"
 
     def __str__(self) -> str:
         if self == FULL:
             return "full load"
-        return f"{'lru' if self.horizon is None else f'seqmoe, horizon {self.horizon}'} at {self.percent} %"
+        name = "lru" if self.horizon is None else f"seqmoe, horizon {self.horizon}"
+        misses = "" if self.misses == "load" else f", misses {self.misses}"
+        return f"{name} at {self.percent} %{misses}"
 
 
 FULL = Contender(1.0)
@@ -83,7 +89,7 @@ def rows_of(
             rows.append(_bound_row(residency, bound, full.measured, experts_format))
     for contender, outcome in done.items():
         if contender.horizon is not None:
-            lru = done.get(Contender(contender.residency))
+            lru = done.get(contender._replace(horizon=None))
             rows += _rows_of(contender, outcome, lru=lru, full=full, experts_format=experts_format, note=note)
     return rows
 

@@ -28,6 +28,7 @@ from hetero_runtime.hf.router_hooks import routed_layers
 from hetero_scheduler.trace import Trace
 
 PROMPT = 16
+MOST_TRIES = 12
 
 
 class Texts(NamedTuple):
@@ -94,6 +95,15 @@ def recited(parts: Parts, texts: Texts, *, asks_early: bool) -> Iterator[Recital
         return
     with early_routers_recite(recital):
         yield recital
+
+
+def settle(parts: Parts, engine: Engine, recital: Recital, texts: Texts) -> None:
+    """Decode the first text until all captured steps were tried, MOST_TRIES times at most. Raises as
+    `decode_texts`."""
+    for _ in range(MOST_TRIES):
+        if parts.orchestrator.is_settled:
+            return
+        _decode(engine, recital, texts, begin=texts.begins[0], prompt=PROMPT)
 
 
 def decode_texts(engine: Engine, recital: Recital, texts: Texts) -> tuple[Decode, ...]:

@@ -136,6 +136,15 @@ def test_bench(words: list[str], tmp_path: Path) -> None:
     assert "LRU" in str(rows[points[0]].reference)
 
 
+def test_misses_on_the_cpu_have_rows_of_their_own(words: list[str], tmp_path: Path) -> None:
+    assert predicted_decode.main([*words, "--misses", "load", "hybrid"]) == 0
+    rows = rows_in(tmp_path, "bf16")
+    hybrid = {name for name in rows if name.endswith("_hybrid")}
+    assert hybrid == {"predict.full_load_share_45_bf16_hybrid", "predict.decode_hit_45_bf16_hybrid"}
+    assert rows["predict.full_load_share_45_bf16_hybrid"].value > 0
+    assert all("LRU" in str(rows[name].reference) for name in hybrid)
+
+
 @pytest.mark.parametrize("horizon", ["layer", "token"])
 def test_forecasts_hear_what_was_recorded(
     horizon: str, bench: Bench, trace: Trace, monkeypatch: pytest.MonkeyPatch
