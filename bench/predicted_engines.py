@@ -70,7 +70,7 @@ class Bench:
         return _horizon(decide(self._config(contender)).config)
 
     def profiles(self, contender: Contender) -> bool:
-        """Whether a few of its steps are broken down by kind of kernel."""
+        """Whether a text of its steps is broken down by kind of kernel."""
         return self.is_captured and contender.horizon is not None and contender.residency == PROFILED
 
     def counts(self, contender: Contender) -> bool:

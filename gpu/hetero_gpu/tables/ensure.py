@@ -34,7 +34,7 @@ from hetero_gpu.control.memory_order import store_release
 from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.tables.landing import Landings, begin_layer, landing_arguments
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
-from hetero_gpu.tables.windows import Running, score_running, window_arguments, window_sizes
+from hetero_gpu.tables.windows import RUN, Running, score_layer, window_arguments, window_sizes
 from hetero_scheduler import EVICTION_POLICIES, SlotState
 from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
 
@@ -167,9 +167,9 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         tl.debug_barrier()
     if ROWS > 0:
-        score_running(
+        score_layer(
             windows, active, top_k_index, tables.score, layer, ROWS, HORIZON, NUM_STEPPING, TOP_K,
-            CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK,
+            CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK, RUN,
         )  # fmt: skip
         tl.debug_barrier()
     # ---- read

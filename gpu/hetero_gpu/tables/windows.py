@@ -31,7 +31,7 @@ from hetero_scheduler.eviction.belady_forecast import (
     RECENT_WEIGHT,
 )
 
-_RUN, _RENEW, _RESCORE = (tl.constexpr(change) for change in range(3))
+RUN, _RENEW, _RESCORE = (tl.constexpr(change) for change in range(3))
 _NUM_STEPS, _DECAY = tl.constexpr(NUM_STEPS), tl.constexpr(DECAY)
 _RECENT_RATE, _RECENT_WEIGHT = tl.constexpr(RECENT_RATE), tl.constexpr(RECENT_WEIGHT)
 
@@ -73,7 +73,7 @@ class Windows:
         """`layer` begins, before its `ensure`. `active`: bool `[stepping rows]`, those that pass it.
         `chosen`: integers `[stepping rows, top_k]`, contiguous, the experts that they use, below 0 for none.
         """
-        self._launch(range(layer, layer + 1), active, chosen, change=_RUN)
+        self._launch(range(layer, layer + 1), active, chosen, change=RUN)
 
     @property
     def for_kernels(self) -> WindowTables:
@@ -124,7 +124,7 @@ class Running(NamedTuple):
 
 
 def window_arguments(running: Running | None) -> tuple[object, ...]:
-    """What `score_running` takes before `chosen`; nothing of it is read where nothing is foreseen."""
+    """What `score_layer` takes before `chosen`; nothing of it is read where nothing is foreseen."""
     return (None, None) if running is None else (running.windows.for_kernels, running.active)
 
 
@@ -157,38 +157,14 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
     CHANGE: tl.constexpr,  # noqa: N803
 ):
-    _score_layer(
+    score_layer(
         windows, active, chosen, score, first_layer + tl.program_id(0), ROWS, HORIZON, NUM_STEPPING, TOP_K,
         CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK, CHANGE,
     )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def score_running(  # type: ignore[no-untyped-def]
-    windows,
-    active,
-    chosen,
-    score,
-    layer,
-    ROWS: tl.constexpr,  # noqa: N803
-    HORIZON: tl.constexpr,  # noqa: N803
-    NUM_STEPPING: tl.constexpr,  # noqa: N803
-    TOP_K: tl.constexpr,  # noqa: N803
-    CHOSEN_BLOCK: tl.constexpr,  # noqa: N803
-    NUM_LAYERS: tl.constexpr,  # noqa: N803
-    NUM_EXPERTS: tl.constexpr,  # noqa: N803
-    EXPERT_BLOCK: tl.constexpr,  # noqa: N803
-):
-    """`Windows.run`, by one program of another kernel, to be launched without fusing products and sums. A
-    barrier must follow before `score` is read."""
-    _score_layer(
-        windows, active, chosen, score, layer, ROWS, HORIZON, NUM_STEPPING, TOP_K, CHOSEN_BLOCK, NUM_LAYERS,
-        NUM_EXPERTS, EXPERT_BLOCK, _RUN,
-    )  # fmt: skip
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _score_layer(  # type: ignore[no-untyped-def]
+def score_layer(  # type: ignore[no-untyped-def]
     windows,
     active,
     chosen,
@@ -204,6 +180,8 @@ def _score_layer(  # type: ignore[no-untyped-def]
     EXPERT_BLOCK: tl.constexpr,  # noqa: N803
     CHANGE: tl.constexpr,  # noqa: N803
 ):
+    """Scores of one layer anew, by one program of a kernel that fuses no products and sums. A barrier must
+    follow before `score` is read."""
     experts = tl.arange(0, EXPERT_BLOCK)
     is_expert = experts < NUM_EXPERTS
     best = tl.full((EXPERT_BLOCK,), float("-inf"), tl.float64)
@@ -215,12 +193,12 @@ def _score_layer(  # type: ignore[no-untyped-def]
         if is_stepping:
             if CHANGE == _RENEW:
                 behind = behind * 0
-            elif (CHANGE == _RUN) & (behind >= 0):
+            elif (CHANGE == RUN) & (behind >= 0):
                 behind = tl.minimum(behind + 1, HORIZON)
             tl.store(at, behind)
         used = windows.recent + (row * NUM_LAYERS + layer) * NUM_EXPERTS + experts
         shares = tl.load(used, mask=is_expert, other=0.0)
-        if (CHANGE == _RUN) & is_stepping:
+        if (CHANGE == RUN) & is_stepping:
             shares = _after_uses(shares, chosen + row * TOP_K, experts, TOP_K, CHOSEN_BLOCK)
             tl.store(used, shares, mask=is_expert)
         if behind >= 0:
