@@ -55,7 +55,7 @@ def copy_from_host_reference(source: torch.Tensor, destination: torch.Tensor) ->
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_kernel(source_address, destination, num_words, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    source = tl.multiple_of(source_address.to(tl.pointer_type(tl.int32)), 16)
+    source = tl.multiple_of(tl.cast(source_address, tl.int64).to(tl.pointer_type(tl.int32)), 16)
     start = tl.program_id(0) * BLOCK_WORDS
     while start < num_words:  # not a range: the interpreter cannot step through one of tensors
         offsets = start + tl.arange(0, BLOCK_WORDS)

@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.gpu.low_memory import low_memory
+
 pytest.importorskip("triton")
 
 
@@ -32,6 +34,14 @@ def test_interpreted_kernel_equals_reference(
     zero_copy.copy_from_host_reference(source, expected[:num_bytes])
     zero_copy.copy_from_host(source.data_ptr(), room[:num_bytes], num_programs=num_programs)
     assert torch.equal(room, expected)
+
+
+def test_a_source_below_2_gib(zero_copy: ModuleType) -> None:
+    source = low_memory(4096)
+    source.copy_(torch.randint(0, 256, (4096,), dtype=torch.uint8))
+    copied = torch.zeros_like(source)
+    zero_copy.copy_from_host(source.data_ptr(), copied)
+    assert torch.equal(copied, source)
 
 
 @pytest.mark.parametrize(

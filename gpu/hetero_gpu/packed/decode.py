@@ -86,10 +86,11 @@ def decode_chunk(  # type: ignore[no-untyped-def]
     TABLE_AT: tl.constexpr,  # noqa: N803
     ESCAPES_AT: tl.constexpr,  # noqa: N803
 ):
-    """Decode one chunk of the record at `packed_address` into the slab at `slab_address`, both int64.
+    """Decode one chunk of the record at `packed_address` into the slab at `slab_address`.
 
     Returns the bytes that were read.
     """
+    packed_address, slab_address = tl.cast(packed_address, tl.int64), tl.cast(slab_address, tl.int64)
     start = chunk * _CHUNK
     size = tl.minimum(NUM_ELEMENTS - start, _CHUNK)
     half = tl.multiple_of(size // 8, 4)  # words of mantissas in half a chunk

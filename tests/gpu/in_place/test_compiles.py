@@ -21,6 +21,9 @@ for rows, policy in ((1, "lru"), (2, "lookahead"), (4, "lfru")):
     tables.policy = policy
     region, division = ControlRegion(cpu), Division(tables)
     mailbox = Mailbox(cpu, rows=rows, hidden=2048, top_k=8)
+    if rows == 4:  # host memory may lie below 2 GiB
+        mailbox.head_at = mailbox.experts_at = mailbox.weights_at = 4096
+        mailbox.hidden_at = mailbox.total_at = 8192
     index, weights = torch.zeros(rows, 8, dtype=torch.long), torch.ones(rows, 8, dtype=torch.bfloat16)
     hidden = torch.zeros(rows, 2048, dtype=torch.bfloat16)
     divide(tables, 3, index, weights, division=division)

@@ -10,6 +10,7 @@ from hetero_gpu.packed import PackedLayout
 from hetero_gpu.packed.decode import decode
 from hetero_gpu.packed.layout import CHUNK_ELEMENTS
 from hetero_gpu.packed.reference import pack_reference
+from tests.gpu.low_memory import low_memory
 from tests.gpu.packed.records import SIZES, as_bytes, weights
 
 
@@ -40,6 +41,18 @@ def test_runs_of_escapes(device: torch.device, length: int) -> None:
 def test_any_bits(device: torch.device) -> None:
     """Small enough that even noise fits into the page."""
     assert_decodes(np.random.default_rng(3).integers(0, 1 << 16, 512).astype(np.uint16), device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands in where there is no GPU")
+def test_a_record_below_2_gib() -> None:
+    layout, plain = PackedLayout(2048), as_bytes(weights(2048))
+    packed = pack_reference(plain, layout)
+    assert packed is not None
+    memory = low_memory(layout.packed_bytes + layout.plain_bytes)
+    memory[: layout.packed_bytes] = torch.from_numpy(packed)
+    slab = memory[layout.packed_bytes :]
+    decode(memory[: layout.packed_bytes], slab, layout)
+    assert np.array_equal(slab.numpy(), plain)
 
 
 def test_sizes_must_agree(device: torch.device) -> None:
