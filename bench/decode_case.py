@@ -36,6 +36,7 @@ from hetero_runtime.graph import capture_step
 from hetero_runtime.hf.conversion import expert_modules
 from hetero_runtime.hf.graph_sequences import GraphSequences
 from hetero_runtime.hf.hooks import attach
+from hetero_runtime.orchestrator import Orchestrator
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
 from hetero_runtime.planned import plan_for
 from hetero_runtime.source import config_from
@@ -227,6 +228,14 @@ def capture_anew(parts: Parts) -> None:
     """Capture the step once more, where it was captured, with what the model does now."""
     if isinstance(parts.sequences, GraphSequences) and isinstance(parts.orchestrator, DeviceOrchestrator):
         capture_step(parts.sequences, parts.orchestrator)
+
+
+def settle(orchestrator: Orchestrator, decode: Callable[[int], object], most: int) -> None:
+    """`decode` until all captured steps were tried, `most` times at most; it is told how often before."""
+    for number in range(most):
+        if orchestrator.is_settled:
+            return
+        decode(number)
 
 
 def replay_experts(parts: Parts, *, routing: Experts) -> Replay:

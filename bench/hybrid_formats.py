@@ -36,6 +36,7 @@ from bench.decode_case import (
     model_sizes,
     opened,
     replay_experts,
+    settle,
 )
 from bench.harness import RESULTS, ResultFile, Row, attempt
 from bench.hybrid_misses import HANDLERS, mode_of
@@ -142,10 +143,9 @@ class Engines:
         engine, trials = loaded.engine, _trials(loaded.parts)
         prompt = make_prompt(SHORT_PROMPT)
         decode = partial(engine.generate, prompt, max_tokens=self._plan.tokens + 1, ignore_eos=True)
-        for number in range(MOST_WARM_UPS):
-            if number >= LEAST_WARM_UPS and (trials is None or not trials.is_racing):
-                break
+        for _ in range(LEAST_WARM_UPS):
             decode()
+        settle(loaded.parts.orchestrator, lambda _: decode(), MOST_WARM_UPS - LEAST_WARM_UPS)
         for each in replays:
             each.seek(0)
         decode()  # a step that asks nobody any more is captured in front of it

@@ -17,7 +17,7 @@ from bench.decode_case import Case, Loaded, Measured, Plan, capture_anew, config
 from bench.harness import Row, attempt
 from bench.models.random_bank import random_store
 from bench.predicted_rows import FULL, Bound, Contender, Outcome, rows_of
-from bench.predicted_texts import PROMPT, Texts, decode_counted, decode_texts, recited, settle
+from bench.predicted_texts import PROMPT, Texts, decode_counted, decode_texts, recited, settle_on_first
 from bench.simulated_twin import simulated_hits
 from bench.step_breakdown import profile_steps
 from bench.step_time import StepTime
@@ -105,7 +105,7 @@ class Bench:
             self.store = None
 
     def _decode_all(self, contender: Contender, loaded: Loaded, recital: Recital) -> Measured:
-        settle(loaded.parts, loaded.engine, recital, self.texts)
+        settle_on_first(loaded.parts, loaded.engine, recital, self.texts)
         return Measured(
             case=self._case(contender),
             decodes=decode_texts(loaded.engine, recital, self.texts),
@@ -145,7 +145,8 @@ class Bench:
 
     def _case(self, contender: Contender) -> Case:
         mode = "graph" if self.is_captured else "eager"
-        return Case("lru" if contender.horizon is None else "seqmoe", contender.residency, mode)
+        policy = "lru" if contender.horizon is None else "seqmoe"
+        return Case(policy, contender.residency, mode, contender.misses)
 
     def _words(self, contender: Contender) -> dict[str, Any]:
         """What the configuration of its engine says beside residency and mode."""

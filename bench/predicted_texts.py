@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bench.decode_case import Decode, decode
+from bench.decode_case import Decode, decode, settle
 from bench.traces.compact import first_documents
 from bench.traces.laid_over import whole_documents
 from bench.traces.routers import Recital, early_routers_recite, recite, say_tokens
@@ -97,13 +97,15 @@ def recited(parts: Parts, texts: Texts, *, asks_early: bool) -> Iterator[Recital
         yield recital
 
 
-def settle(parts: Parts, engine: Engine, recital: Recital, texts: Texts) -> None:
+def settle_on_first(parts: Parts, engine: Engine, recital: Recital, texts: Texts) -> None:
     """Decode the first text until all captured steps were tried, MOST_TRIES times at most. Raises as
     `decode_texts`."""
-    for _ in range(MOST_TRIES):
-        if parts.orchestrator.is_settled:
-            return
-        _decode(engine, recital, texts, begin=texts.begins[0], prompt=PROMPT)
+    begin = texts.begins[0]
+    settle(
+        parts.orchestrator,
+        lambda _: _decode(engine, recital, texts, begin=begin, prompt=PROMPT),
+        MOST_TRIES,
+    )
 
 
 def decode_texts(engine: Engine, recital: Recital, texts: Texts) -> tuple[Decode, ...]:

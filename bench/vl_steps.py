@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.decode_case import settle
 from bench.eager_decode import free_device
 from bench.vl.mosaic import Mosaic
 from hetero_runtime.assembly import Parts, assemble
@@ -201,10 +202,7 @@ def measure(parts: Parts, mosaics: Sequence[Mosaic], *, tokens: int, settling: i
     """
     engine = Engine(parts)
     _ask(engine, mosaics[0], tokens, seed=0)
-    for seed in range(settling):
-        if parts.orchestrator.is_settled:
-            break
-        _ask(engine, mosaics[0], SETTLING_TOKENS, seed=seed)
+    settle(parts.orchestrator, lambda seed: _ask(engine, mosaics[0], SETTLING_TOKENS, seed=seed), settling)
     before = engine.stats()
     timings = [_ask(engine, mosaic, tokens, seed=seed) for seed, mosaic in enumerate(mosaics[1:], 1)]
     after = engine.stats()

@@ -18,15 +18,22 @@ from triton.language.extra.cuda import num_threads
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported)."""
 
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pointer_to(address, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """The address of a DTYPE, which a kernel got as a number: one below 2 GiB has 32 bits for Triton."""
+    return tl.cast(address, tl.int64).to(tl.pointer_type(DTYPE))
+
+
 if IS_INTERPRETED:
 
     @triton.jit
     def store_release(address, value):  # type: ignore[no-untyped-def]
-        tl.store(tl.cast(address, tl.int64).to(tl.pointer_type(tl.int64)), value)
+        tl.store(pointer_to(address, tl.int64), value)
 
     @triton.jit
     def load_acquire(address):  # type: ignore[no-untyped-def]
-        return tl.load(tl.cast(address, tl.int64).to(tl.pointer_type(tl.int64)))
+        return tl.load(pointer_to(address, tl.int64))
 
 else:
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from hetero_gpu.control.fault import TableError
-from hetero_gpu.control.memory_order import load_acquire, store_release
+from hetero_gpu.control.memory_order import load_acquire, pointer_to, store_release
 from hetero_gpu.control.region import ControlRegion, Word
 from hetero_gpu.in_place.divide import Division
 from hetero_gpu.in_place.mailbox import Mailbox
@@ -94,7 +94,7 @@ def _call_kernel(
     BLOCK: tl.constexpr,
 ):
     if tl.load(count) > 0:
-        target = tl.cast(hidden_at, tl.int64).to(tl.pointer_type(tl.float32))
+        target = pointer_to(hidden_at, tl.float32)
         for start in range(0, NUM_VALUES, BLOCK):
             values = start + tl.arange(0, BLOCK)
             x = tl.load(hidden + values, mask=values < NUM_VALUES)
@@ -102,10 +102,10 @@ def _call_kernel(
         pairs = tl.arange(0, PAIR_BLOCK)
         is_pair = pairs < NUM_PAIRS
         expert = tl.load(in_place + pairs, mask=is_pair, other=-1)
-        tl.store(tl.cast(experts_at, tl.int64).to(tl.pointer_type(tl.int32)) + pairs, expert, mask=is_pair)
+        tl.store(pointer_to(experts_at, tl.int32) + pairs, expert, mask=is_pair)
         weight = tl.load(weights + pairs, mask=is_pair, other=0.0).to(tl.float32)
-        tl.store(tl.cast(weights_at, tl.int64).to(tl.pointer_type(tl.float32)) + pairs, weight, mask=is_pair)
-        head = tl.cast(head_at, tl.int64).to(tl.pointer_type(tl.int64))
+        tl.store(pointer_to(weights_at, tl.float32) + pairs, weight, mask=is_pair)
+        head = pointer_to(head_at, tl.int64)
         tl.store(head, layer.to(tl.int64))
         tl.store(head + 1, tl.full((), NUM_ROWS, tl.int64))
         store_release(calls_at, tl.load(num_calls))
@@ -136,7 +136,7 @@ def _answer_kernel(
         else:
             values = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
             is_value = values < NUM_VALUES
-            total = tl.cast(total_at, tl.int64).to(tl.pointer_type(tl.float32))
+            total = pointer_to(total_at, tl.float32)
             part = tl.load(total + values, mask=is_value, other=0.0, volatile=True)
             x = tl.load(out + values, mask=is_value, other=0.0).to(tl.float32) + part
             tl.store(out + values, x.to(out.dtype.element_ty), mask=is_value)

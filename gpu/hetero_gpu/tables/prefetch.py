@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.control.memory_order import pointer_to, store_release
 from hetero_gpu.control.region import TASK_WORDS, ControlRegion, Word
 from hetero_gpu.overlap import meet, overlap_options
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
@@ -178,7 +178,7 @@ def create_tasks(  # type: ignore[no-untyped-def]
 def send_tasks(emitted, position, task_tail_address, position_address):  # type: ignore[no-untyped-def]
     """All tasks that were written, `emitted` so far, are the worker's from now on. It counts from `position`,
     which is that of the running layer: `land` tells of it only while tasks are on their way."""
-    tl.store(tl.cast(position_address, tl.int64).to(tl.pointer_type(tl.int64)), position)
+    tl.store(pointer_to(position_address, tl.int64), position)
     store_release(task_tail_address, emitted)
 
 

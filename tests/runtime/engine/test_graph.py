@@ -17,6 +17,7 @@ from hetero_scheduler.trials import Trials
 from tests.architectures import ARCHITECTURES, prompt_ids
 from tests.gpu.sync_debug import syncs_are_errors
 from tests.runtime.engine.conftest import MakeCheckpoint
+from tests.runtime.engine.test_captured_foresight import AHEAD
 from tests.runtime.engine.test_in_place import HANDLERS
 from tests.runtime.foresight.predictors import write_random_lookahead, write_random_predictor
 
@@ -239,17 +240,14 @@ def test_foresight_changes_no_token(
 
 
 @pytest.mark.parametrize("misses", HANDLERS)
-@pytest.mark.parametrize("preset", ["seqmoe", "pregate"])
+@pytest.mark.parametrize("ahead", AHEAD)
 def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
-    checkpoint: MakeCheckpoint, preset: str, misses: str, caplog: pytest.LogCaptureFixture
+    checkpoint: MakeCheckpoint, ahead: str, misses: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = different_prompts(4)
     folder = checkpoint("Qwen3Moe")
     write_random_predictor(folder)
     alone = eager_answers(folder, prompts)
-    sections: dict[str, Any] = {"preset": "seqmoe"}
-    if preset == "pregate":
-        sections = {"prediction": {"predictor": "pregate"}, "prefetch": {"schedule": "top_b"}}
     with (
         caplog.at_level(logging.WARNING),
         Engine.load(
@@ -258,7 +256,7 @@ def test_misses_computed_on_the_cpu_beside_prefetches_change_no_token(
             memory={"residency": 0.8},
             misses=HANDLERS[misses],
             execution={"mode": "graph", "max_rows": 3, "max_length": 128},
-            **sections,
+            **AHEAD[ahead],
         ) as engine,
     ):
         assert not [text for text in said(caplog) if "stays eager" in text]
