@@ -13,7 +13,7 @@ import torch
 @dataclass(frozen=True)
 class CopyEngine:
     """Addresses of functions that behave as cudaMemcpyAsync, cudaEventRecord and cudaEventQuery, with the
-    stream and the events to give them. As many copies are under way at most as there are events."""
+    stream and the events to give them. As many pieces of copies are under way at most as there are events."""
 
     copy: int
     record: int
@@ -24,12 +24,12 @@ class CopyEngine:
     """What the addresses live in."""
 
     @classmethod
-    def cuda(cls, device: torch.device, *, num_copies: int = 2) -> Self:
+    def cuda(cls, device: torch.device, *, num_pieces: int = 3) -> Self:
         """The runtime that torch has loaded, on a stream of its own. Raises OSError if there is none."""
         runtime = _cuda_runtime()
         with torch.cuda.device(device):
             stream = torch.cuda.Stream(device)
-            events = [torch.cuda.Event() for _ in range(num_copies)]
+            events = [torch.cuda.Event() for _ in range(num_pieces)]
             for event in events:
                 event.record(stream)  # torch makes the event when it is first recorded
         return cls(

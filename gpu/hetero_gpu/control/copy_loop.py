@@ -1,16 +1,20 @@
 """The prefetch worker's loop: compiled, without the GIL, talking only through the control region.
 
+    task ring ──► one copy at a time, in pieces ──► landing ring
+
 One turn:
 
-    1  a task, unless the device gathers misses, as many copies as allowed are under way, or no staging
-       buffer is free
-         stale (its layer has begun) → landing DROPPED
-         else copy, then event
-    2  the oldest copy, if its event has come → landing ARRIVED
-    3  after many turns with nothing to do: sleep a little
+    1  the next task: stale (its layer has begun) → landing DROPPED
+         else, unless a copy is open, the device gathers misses, or no staging buffer is free: it is opened
+    2  a piece of the open copy, then an event, unless as many pieces as allowed are under way,
+         or the device gathers misses of a layer that does not await this copy
+    3  the oldest piece, if its event has come; with the last one of a copy → landing ARRIVED
+    4  after many turns with nothing to do: sleep a little
 
-Tags only grow; a task whose tag does not was read from a broken ring and ends the loop. Whatever ends it, the
-copies under way are waited for (within bounds), so that no memory is freed beneath one.
+What the device gathers has the link to itself but for the pieces that are under way; a whole record would
+take half of the link from it until it is over. Tags only grow; a task whose tag does not was read from a
+broken ring and ends the loop. Whatever ends it, the pieces under way are waited for (within bounds), so that
+no memory is freed beneath one.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ _POSITION, _PAUSE, _TASK_TAIL, _LANDING_TAIL, _HEARTBEAT, _STOP, _CONSUMED = (
         Word.CONSUMED,
     )
 )
+_NOT_LAST = 0
+"""Stands where a copy's tag would; tags begin with 1."""
 _DROPPED, _ARRIVED = int(Landed.DROPPED), int(Landed.ARRIVED)
 _IDLE_TURNS, _IDLE_US = 1 << 20, 20
 """Some 2 ms without work, longer than layers of a step are apart: a task that finds the worker asleep waits
@@ -66,6 +72,8 @@ class Wiring(NamedTuple):
     bank: int
     stored_bytes: int
     """From one record of the bank to the next: what is copied."""
+    piece_bytes: int
+    """Of it at a time, at most."""
     target: int
     """The slabs, or the staging buffers."""
     target_bytes: int
@@ -105,11 +113,9 @@ def _report(wiring: Any, slot: Any, tag: Any, status: Any, buffer: Any, position
 
 
 @_njit
-def _start_copy(wiring: Any, key: Any, place: Any, event: Any) -> Any:
-    """0, or the copy engine's error code. `place`: slot, or staging buffer."""
-    to = wiring.target + place * wiring.target_bytes
-    source = wiring.bank + key * wiring.stored_bytes
-    code = call_copy(wiring.copy, to, source, wiring.stored_bytes, wiring.stream)
+def _start_piece(wiring: Any, source: Any, to: Any, num_bytes: Any, event: Any) -> Any:
+    """0, or the copy engine's error code."""
+    code = call_copy(wiring.copy, to, source, num_bytes, wiring.stream)
     if code == 0:
         code = call_record(wiring.record, event, wiring.stream)
     return code
@@ -133,23 +139,26 @@ def _wait_for_last(wiring: Any, events: Any, oldest: Any, newest: Any) -> Any:
 
 
 @_njit
-def _is_buffer_free(wiring: Any, used_until: Any, submitted: Any) -> Any:
+def _is_buffer_free(wiring: Any, used_until: Any, opened: Any) -> Any:
     """Whether the next copy has a place: the device is done with what its buffer held."""
     if wiring.num_buffers == 0:
         return True
-    return used_until[submitted % wiring.num_buffers] <= load_acquire(wiring.region + _CONSUMED)
+    return used_until[opened % wiring.num_buffers] <= load_acquire(wiring.region + _CONSUMED)
 
 
 @_njit
 def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, begun_at: Any, used_until: Any) -> Any:
     """Serve tasks until STOP is set. Returns 0, or the code of the first failure.
 
-    `events`: `[most copies under way]` int64; `slots`, `tags`, `begun_at`: room for as many. `used_until`:
+    `events`: `[most pieces under way]` int64; `slots`, `tags`, `begun_at`: room for as many. `used_until`:
     for each staging buffer the number of landings that must be consumed before it is free, 0 at first.
     """
     most = events.size
     head = load_acquire(wiring.region + _LANDING_TAIL)
-    submitted, finished, last_tag, idle, failure = 0, 0, 0, 0, 0
+    submitted, finished = 0, 0  # pieces
+    opened, arrived = 0, 0  # copies
+    slot, tag, due, begun, source, to, left = 0, 0, 0, 0, 0, 0, 0  # of the open one; none with nothing left
+    last_tag, idle, failure = 0, 0, 0
     free_at = load_acquire(wiring.region + _POSITION)
     while failure == 0 and load_acquire(wiring.region + _STOP) == 0:
         idle += 1
@@ -157,34 +166,48 @@ def run_loop(wiring: Any, events: Any, slots: Any, tags: Any, begun_at: Any, use
         # the pause behind the task, so that what is asked for in one waits for its end
         has_task = head < load_acquire(wiring.region + _TASK_TAIL)
         is_paused = load_acquire(wiring.region + _PAUSE) != 0
-        is_free = (
-            submitted - finished < most and not is_paused and _is_buffer_free(wiring, used_until, submitted)
-        )
-        if has_task and is_free:
+        if has_task:
             entry = wiring.tasks + (head % wiring.ring_size) * _TASK_BYTES
-            key, slot, tag, deadline = _word(entry, 0), _word(entry, 1), _word(entry, 2), _word(entry, 3)
-            if tag <= last_tag or not (0 <= slot < wiring.num_slots and 0 <= key < wiring.num_keys):
+            next_key, next_slot, next_tag = _word(entry, 0), _word(entry, 1), _word(entry, 2)
+            position, deadline = load_acquire(wiring.region + _POSITION), _word(entry, 3)
+            is_taken = position >= deadline
+            if next_tag <= last_tag or not (
+                0 <= next_slot < wiring.num_slots and 0 <= next_key < wiring.num_keys
+            ):
                 failure = BAD_TASK
-            elif load_acquire(wiring.region + _POSITION) >= deadline:
-                _report(wiring, slot, tag, _DROPPED, 0, 0)
-            else:
-                place = slot if wiring.num_buffers == 0 else submitted % wiring.num_buffers
-                failure = _start_copy(wiring, key, place, events[submitted % most])
-                if failure == 0:
-                    slots[submitted % most], tags[submitted % most] = slot, tag
-                    begun_at[submitted % most] = load_acquire(wiring.region + _POSITION)
-                    submitted += 1
-            head, last_tag, idle = head + 1, tag, 0
+            elif is_taken:
+                _report(wiring, next_slot, next_tag, _DROPPED, 0, 0)
+            elif left == 0 and not is_paused and _is_buffer_free(wiring, used_until, opened):
+                is_taken = True
+                slot, tag, due, begun = next_slot, next_tag, deadline, position
+                place = slot if wiring.num_buffers == 0 else opened % wiring.num_buffers
+                source = wiring.bank + next_key * wiring.stored_bytes
+                to, left = wiring.target + place * wiring.target_bytes, wiring.stored_bytes
+                opened += 1
+            if is_taken:
+                head, last_tag, idle = head + 1, next_tag, 0
+        is_held_back = is_paused and load_acquire(wiring.region + _POSITION) != due
+        if failure == 0 and left > 0 and not is_held_back and submitted - finished < most:
+            num_bytes = min(left, wiring.piece_bytes)
+            failure = _start_piece(wiring, source, to, num_bytes, events[submitted % most])
+            if failure == 0:
+                source, to, left = source + num_bytes, to + num_bytes, left - num_bytes
+                slots[submitted % most], begun_at[submitted % most] = slot, begun
+                tags[submitted % most] = tag if left == 0 else _NOT_LAST
+                submitted, idle = submitted + 1, 0
         if failure == 0 and finished < submitted:
             failure = call_query(wiring.query, events[finished % most])
             if failure == 0:
-                buffer = 0 if wiring.num_buffers == 0 else finished % wiring.num_buffers
-                now = load_acquire(wiring.region + _POSITION)
-                positions = now - max(begun_at[finished % most], free_at)
-                slot, tag, free_at = slots[finished % most], tags[finished % most], now
-                landings = _report(wiring, slot, tag, _ARRIVED, buffer, positions)
-                if wiring.num_buffers != 0:
-                    used_until[buffer] = landings
+                if tags[finished % most] != _NOT_LAST:
+                    buffer = 0 if wiring.num_buffers == 0 else arrived % wiring.num_buffers
+                    now = load_acquire(wiring.region + _POSITION)
+                    positions = now - max(begun_at[finished % most], free_at)
+                    landings = _report(
+                        wiring, slots[finished % most], tags[finished % most], _ARRIVED, buffer, positions
+                    )
+                    if wiring.num_buffers != 0:
+                        used_until[buffer] = landings
+                    arrived, free_at = arrived + 1, now
                 finished, idle = finished + 1, 0
             elif failure == NOT_READY:
                 failure = 0
@@ -202,7 +225,7 @@ def compile_loop() -> None:
     run_loop.compile((wiring, integers, integers, integers, integers, integers))
 
 
-def make_room(num_copies: int, num_buffers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def make_room(num_pieces: int, num_buffers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """`slots`, `tags`, `begun_at` and `used_until` for `run_loop`."""
-    slots, tags, begun_at = np.zeros((3, num_copies), dtype=np.int64)
+    slots, tags, begun_at = np.zeros((3, num_pieces), dtype=np.int64)
     return slots, tags, begun_at, np.zeros(num_buffers, dtype=np.int64)

@@ -17,6 +17,8 @@ from hetero_gpu.control.copy_loop import BAD_TASK, STUCK_COPY, Wiring, compile_l
 from hetero_gpu.control.region import ControlRegion, Word
 from hetero_gpu.slabs import SlabPool
 
+PIECE_BYTES = 1 << 20
+"""20 us of a link of 54 GB/s."""
 _JOIN_S = 15.0
 """More than the loop itself waits for its last copies."""
 _POLL_S = 1e-4
@@ -27,7 +29,8 @@ class PrefetchWorker:
 
     `bank`: all records in the order of their keys, host uint8 `[keys, stored bytes]`; registered with CUDA
     for CUDA's engine. `staging`: for packed records, device uint8 `[buffers, stored bytes]`, more buffers
-    than the engine has events.
+    than the engine has events. `piece_bytes`: a record crosses the link in pieces of that size, between which
+    what the device gathers itself goes first.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class PrefetchWorker:
         slabs: SlabPool,
         engine: CopyEngine,
         staging: torch.Tensor | None = None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         """Compile the loop (once a process, a few seconds) and start the thread."""
         stored_bytes = bank.shape[1]
@@ -48,7 +52,7 @@ class PrefetchWorker:
         if staging is not None and (staging.shape[1] != stored_bytes or len(staging) <= len(engine.events)):
             raise ValueError(
                 f"staging {tuple(staging.shape)} for records of {stored_bytes} bytes and "
-                f"{len(engine.events)} copies under way"
+                f"{len(engine.events)} pieces under way"
             )
         self._region, self._engine = region, engine
         self._memory = (bank, slabs, staging)  # keeps the addresses below valid
@@ -64,6 +68,7 @@ class PrefetchWorker:
             ring_size=region.ring_size,
             bank=bank.data_ptr(),
             stored_bytes=stored_bytes,
+            piece_bytes=piece_bytes,
             target=(slabs.memory if staging is None else staging).data_ptr(),
             target_bytes=slabs.record_bytes if staging is None else stored_bytes,
             num_buffers=self._num_buffers,

@@ -90,7 +90,7 @@ def _query(event):
 class FakeLink:
     """One link; its knobs may be turned while it runs."""
 
-    def __init__(self, *, delay: int = 0, fail_at: int = -1, num_copies: int = 2) -> None:
+    def __init__(self, *, delay: int = 0, fail_at: int = -1, num_pieces: int = 2) -> None:
         self._state = np.zeros(_QUEUE + 3 * _QUEUE_SIZE, dtype=np.int64)
         self._state[_DELAY], self._state[_FAILING], self._state[_POISON] = delay, fail_at, 1
         base = self._state.ctypes.data
@@ -99,7 +99,7 @@ class FakeLink:
             record=_record.address,
             query=_query.address,
             stream=base,
-            events=tuple(base + 8 * (_EVENTS + 2 * i) for i in range(num_copies)),
+            events=tuple(base + 8 * (_EVENTS + 2 * i) for i in range(num_pieces)),
             keep=(self,),
         )
 

@@ -22,7 +22,7 @@ FAR = 1 << 40
 class Device:
     """Writes tasks and reads landings as the kernels do, and owns bank, slabs and worker."""
 
-    def __init__(self, link: FakeLink, num_buffers: int = 0) -> None:
+    def __init__(self, link: FakeLink, num_buffers: int = 0, piece_bytes: int = RECORD_BYTES) -> None:
         self.link = link
         self.region = ControlRegion(torch.device("cpu"), ring_size=RING)
         self.bank = torch.randint(0, 256, (NUM_KEYS, RECORD_BYTES), dtype=torch.uint8)
@@ -32,7 +32,12 @@ class Device:
         self.slabs.memory.fill_(0xA5)
         self.staging = torch.zeros(num_buffers, RECORD_BYTES, dtype=torch.uint8) if num_buffers else None
         self.worker = PrefetchWorker(
-            self.region, bank=self.bank, slabs=self.slabs, engine=link.engine, staging=self.staging
+            self.region,
+            bank=self.bank,
+            slabs=self.slabs,
+            engine=link.engine,
+            staging=self.staging,
+            piece_bytes=piece_bytes,
         )
 
     def emit(self, key: int, slot: int, *, deadline: int = FAR, tag: int | None = None) -> int:
@@ -76,8 +81,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 def make() -> Iterator[Callable[..., Device]]:
     devices: list[Device] = []
 
-    def factory(*, num_buffers: int = 0, **options: int) -> Device:
-        devices.append(Device(FakeLink(**options), num_buffers))
+    def factory(*, num_buffers: int = 0, piece_bytes: int = RECORD_BYTES, **options: int) -> Device:
+        devices.append(Device(FakeLink(**options), num_buffers, piece_bytes))
         return devices[-1]
 
     yield factory
@@ -96,7 +101,7 @@ def test_a_task_brings_its_record_and_reports_its_tag(make: Callable[..., Device
 
 
 def test_a_slow_link_reports_nothing_before_the_bytes_are_there(make: Callable[..., Device]) -> None:
-    device = make(delay=3000, num_copies=3)
+    device = make(delay=3000, num_pieces=3)
     for i in range(RING):
         device.emit(key=i, slot=i)
     for i in range(1, RING + 1):
@@ -116,7 +121,7 @@ def test_the_rings_go_round_many_times(make: Callable[..., Device]) -> None:
 
 
 def test_no_more_copies_are_under_way_than_events(make: Callable[..., Device]) -> None:
-    device = make(num_copies=2)
+    device = make(num_pieces=2)
     device.link.stick(True)
     for i in range(RING):
         device.emit(key=i, slot=i)
@@ -172,6 +177,63 @@ def test_a_pause_holds_back_new_copies_only(make: Callable[..., Device]) -> None
     device.region.write(Word.PAUSE, 0)
     device.worker.drain()
     assert device.link.num_started == 2
+
+
+@pytest.mark.parametrize("num_buffers", [0, 3])
+def test_a_record_in_pieces_lands_with_its_last(make: Callable[..., Device], num_buffers: int) -> None:
+    device = make(piece_bytes=24, delay=50, num_buffers=num_buffers)  # 24, 24 and 16 of 64 bytes
+    tags = [device.emit(key=key, slot=key) for key in range(3)]
+    device.worker.drain()
+    assert device.landings() == [(key, tag, Landed.ARRIVED) for key, tag in enumerate(tags)]
+    assert device.link.num_started == 9
+    memory = device.slabs.memory.view(NUM_SLOTS, -1) if device.staging is None else device.staging
+    assert torch.equal(memory[:3, :RECORD_BYTES], device.bank[:3])
+
+
+def test_a_pause_holds_back_the_pieces_to_come(make: Callable[..., Device]) -> None:
+    device = make(piece_bytes=16, num_pieces=2)
+    device.link.stick(True)
+    device.emit(key=1, slot=1)
+    wait_until(lambda: device.link.num_started == 2)
+    device.region.write(Word.PAUSE, 1)
+    device.link.stick(False)
+    time.sleep(0.02)
+    assert device.link.num_started == 2
+    assert device.landings() == []
+    device.region.write(Word.PAUSE, 0)
+    device.worker.drain()
+    assert device.link.num_started == 4
+    assert torch.equal(device.slabs.slab(1), device.bank[1])
+
+
+def test_a_pause_does_not_hold_back_what_the_running_layer_awaits(make: Callable[..., Device]) -> None:
+    device = make(piece_bytes=16)
+    device.link.stick(True)
+    device.region.write(Word.POSITION, 4)
+    tag = device.emit(key=1, slot=1, deadline=5)
+    wait_until(lambda: device.link.num_started == 2)
+    device.region.write(Word.PAUSE, 1)
+    device.region.write(Word.POSITION, 5)
+    device.link.stick(False)
+    device.await_landings(1)
+    assert device.landings() == [(1, tag, Landed.ARRIVED)]
+    assert torch.equal(device.slabs.slab(1), device.bank[1])
+
+
+def test_what_is_stale_is_said_so_in_a_pause_and_behind_an_open_copy(make: Callable[..., Device]) -> None:
+    device = make(piece_bytes=16)
+    device.link.stick(True)
+    device.emit(key=1, slot=1)
+    wait_until(lambda: device.link.num_started == 2)
+    device.region.write(Word.PAUSE, 1)
+    device.region.write(Word.POSITION, 5)
+    stale = device.emit(key=2, slot=2, deadline=5)
+    device.await_landings(1)
+    assert device.landings() == [(2, stale, Landed.DROPPED)]
+    device.region.write(Word.PAUSE, 0)
+    device.link.stick(False)
+    device.worker.drain()
+    assert torch.equal(device.slabs.slab(1), device.bank[1])
 
 
 def test_the_first_failure_of_the_link_is_raised_at_the_next_step(make: Callable[..., Device]) -> None:
@@ -293,7 +355,7 @@ def test_staging_must_fit(make: Callable[..., Device]) -> None:
     with pytest.raises(ValueError, match="records of 48 bytes for slabs of 64: packed ones need staging"):
         PrefetchWorker(region, bank=bank, slabs=slabs, engine=link.engine)
     for shape in ((3, 64), (2, 48)):
-        with pytest.raises(ValueError, match=r"staging .* for records of 48 bytes and 2 copies under way"):
+        with pytest.raises(ValueError, match=r"staging .* for records of 48 bytes and 2 pieces under way"):
             PrefetchWorker(
                 region,
                 bank=bank,
@@ -314,7 +376,7 @@ def test_cuda_copies_bring_the_bytes() -> None:
     from hetero_gpu.control import CopyEngine
 
     device = torch.device("cuda")
-    num_bytes = 1 << 20
+    num_bytes = (2 << 20) + 16  # three pieces
     bank = torch.randint(0, 256, (NUM_KEYS, num_bytes), dtype=torch.uint8).pin_memory()
     slabs, region = SlabPool(NUM_SLOTS, num_bytes, device), ControlRegion(device, ring_size=RING)
     worker = PrefetchWorker(region, bank=bank, slabs=slabs, engine=CopyEngine.cuda(device))
