@@ -254,6 +254,7 @@ def _format(parts: EagerParts) -> ExpertFormat:
 def _prefetch(
     parts: EagerParts, asker: Asker, bank: MappedBank, tables: DeviceTables, region: ControlRegion
 ) -> CapturedPrefetch:
+    spare_cpus = frozenset[int]() if parts.in_place is None else parts.in_place.experts.spare_cpus
     try:
         return CapturedPrefetch(
             asker,
@@ -263,6 +264,7 @@ def _prefetch(
             records=_bank(parts).records,
             slabs=parts.slabs,
             engine=CopyEngine.cuda(tables.device),
+            cpus=spare_cpus if len(spare_cpus) > 1 else frozenset(),
         )
     except OSError as error:  # no CUDA runtime for the worker to call
         raise NotCapturableError(f"experts cannot be prefetched: {error}") from error

@@ -54,10 +54,12 @@ class InPlaceExperts(ABC):
     """Computes one piece of work at a time, beside the thread that asks.
 
     Sums are in float32, an expert's rows in the order of the experts. `num_workers`: threads that compute;
-    torch has to leave them their cores.
+    torch has to leave them their cores. `spare_cpus`: processors to which none of them is bound, for other
+    threads that spin; empty where threads are bound to nothing.
     """
 
     num_workers: int
+    spare_cpus: frozenset[int] = frozenset()
 
     @abstractmethod
     def submit(self, work: Work) -> None:

@@ -37,6 +37,7 @@ from hetero_runtime.in_place.form import in_place_form
 from hetero_runtime.in_place.ktransformers import KtExperts
 from hetero_runtime.in_place.misses import InPlaceMisses, OnDevice
 from hetero_runtime.in_place.torch_loop import TorchExperts
+from hetero_runtime.plan.demand import prefetches_in_graph
 from hetero_scheduler import EvictionPolicy, ExpertKey
 from hetero_scheduler.misses import AllInPlace, ByCost, FixedShare, MissPolicy, Verdict
 
@@ -139,7 +140,7 @@ def _make_native(config: ResolvedConfig, routed: Routed, store: BankStore) -> In
             target=_target(config),
             records=store.records,
             num_experts=store.num_experts,
-            listener_cpus=frozenset(core[0] for core in this_machine().cores) - frozenset(cpus),
+            spare_cpus=frozenset(core[0] for core in this_machine().cores) - frozenset(cpus),
         )
     except BaseException:
         pool.close()
@@ -245,8 +246,11 @@ def _cpus(config: ResolvedConfig) -> tuple[int, ...]:
 
 
 def _num_workers(config: ResolvedConfig) -> int:
-    """A captured step has a thread that spins to hear its calls, and needs a core for that."""
-    return max(1, config.cpu.workers - (config.execution.mode == "graph"))
+    """A captured step has a thread that spins to hear its calls, and one more where it prefetches: each needs
+    a core, or a worker that shares one with it is milliseconds late."""
+    if config.execution.mode != "graph":
+        return config.cpu.workers
+    return max(1, config.cpu.workers - 1 - prefetches_in_graph(config))
 
 
 def _target(config: ResolvedConfig) -> Target:

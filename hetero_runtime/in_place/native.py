@@ -38,10 +38,9 @@ class NativeExperts(InPlaceExperts):
         target: Target,
         records: torch.Tensor,
         num_experts: int,
-        listener_cpus: frozenset[int] = frozenset(),
+        spare_cpus: frozenset[int] = frozenset(),
     ) -> None:
-        """`listener_cpus`: as in `StandingExperts`."""
-        self._form, self._listener_cpus = form, listener_cpus
+        self._form, self.spare_cpus = form, spare_cpus
         self.num_workers, self.target = pool.num_workers, target
         self._pool, self._experts = pool, CpuExperts(form, pool, target=target)
         self._bank, self._record_bytes, self._num_experts = records.numpy(), form.record_bytes, num_experts
@@ -81,7 +80,7 @@ class NativeExperts(InPlaceExperts):
 
         own = CpuExperts(self._form, self._pool, target=self.target)
         call = StandingCall(own, self._pool, hidden=hidden, out=total, top_k=top_k, bank=self._bank)
-        return StandingExperts(call, self._record_bytes, self._num_experts, self._listener_cpus)
+        return StandingExperts(call, self._record_bytes, self._num_experts, self.spare_cpus)
 
     def close(self) -> None:
         self._pool.close()

@@ -104,7 +104,7 @@ class CapturedPrefetch:
     """See the module docstring. `records`: the host bank, uint8, packed if `bank` is.
 
     `region`: what `tables` are attached to, with a ring of MOST_OUTSTANDING. `engine` carries the bytes.
-    Construction starts the worker.
+    `cpus`: as for `PrefetchWorker`. Construction starts that.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class CapturedPrefetch:
         records: torch.Tensor,
         slabs: SlabPool,
         engine: CopyEngine,
+        cpus: frozenset[int] = frozenset(),
     ) -> None:
         self._asker, self._tables, self._bank, self._slabs = asker, tables, bank, slabs
         self._region, self._beside = region, Beside(tables.device)
@@ -131,6 +132,7 @@ class CapturedPrefetch:
             slabs=slabs,
             engine=engine,
             staging=self._staging,
+            cpus=cpus,
         )
         self._is_failure_told = False
         self.plain = asker.plain

@@ -18,8 +18,8 @@ from hetero_runtime.plan.geometry import Geometry
 from hetero_runtime.plan.hardware import Hardware
 
 MOST_OUTSTANDING = 4
-"""Prefetches of a captured step without a landing: two copies under way and two to follow. Each holds a slot,
-on which no layer may count."""
+"""Prefetches of a captured step without a landing: one copy open, one landing and two to follow. Each holds a
+slot, on which no layer may count."""
 _CAPTURABLE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 
 

@@ -6,6 +6,7 @@ hits, not progress, and its first failure is raised at the next `raise_if_failed
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -30,7 +31,8 @@ class PrefetchWorker:
     `bank`: all records in the order of their keys, host uint8 `[keys, stored bytes]`; registered with CUDA
     for CUDA's engine. `staging`: for packed records, device uint8 `[buffers, stored bytes]`, more buffers
     than the engine has events. `piece_bytes`: a record crosses the link in pieces of that size, between which
-    what the device gathers itself goes first.
+    what the device gathers itself goes first. `cpus`: processors that the thread, which spins, keeps to;
+    none: any.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class PrefetchWorker:
         engine: CopyEngine,
         staging: torch.Tensor | None = None,
         piece_bytes: int = PIECE_BYTES,
+        cpus: frozenset[int] = frozenset(),
     ) -> None:
         """Compile the loop (once a process, a few seconds) and start the thread."""
         stored_bytes = bank.shape[1]
@@ -54,7 +57,7 @@ class PrefetchWorker:
                 f"staging {tuple(staging.shape)} for records of {stored_bytes} bytes and "
                 f"{len(engine.events)} pieces under way"
             )
-        self._region, self._engine = region, engine
+        self._region, self._engine, self._cpus = region, engine, cpus
         self._memory = (bank, slabs, staging)  # keeps the addresses below valid
         self._num_buffers = 0 if staging is None else len(staging)
         self._code = 0
@@ -125,6 +128,8 @@ class PrefetchWorker:
     def _run(self) -> None:
         events = np.array(self._engine.events, dtype=np.int64)
         try:
+            if self._cpus and hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, self._cpus)  # of this thread only
             self._code = int(run_loop(self._wiring, events, *make_room(events.size, self._num_buffers)))
             self._region.write(Word.FAILURE, self._code)
         except BaseException as error:  # kept, and raised at the next step

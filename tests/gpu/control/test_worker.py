@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -313,6 +314,22 @@ def test_the_heart_beats_while_nothing_is_to_do(make: Callable[..., Device]) -> 
     device = make()
     before = device.region.read(Word.HEARTBEAT)
     wait_until(lambda: device.region.read(Word.HEARTBEAT) > before + 10)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are bound on Linux alone")
+def test_its_thread_keeps_to_the_processors_it_is_given() -> None:
+    before = os.sched_getaffinity(0)
+    bank, slabs = torch.zeros(4, 64, dtype=torch.uint8), SlabPool(2, 64, torch.device("cpu"))
+    region = ControlRegion(torch.device("cpu"), ring_size=RING)
+    worker = PrefetchWorker(
+        region, bank=bank, slabs=slabs, engine=FakeLink().engine, cpus=frozenset([max(before)])
+    )
+    wait_until(lambda: region.read(Word.HEARTBEAT) > 0)
+    thread = worker._thread.native_id
+    assert thread is not None
+    assert os.sched_getaffinity(thread) == {max(before)}
+    worker.close()
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_new_worker_goes_on_where_the_old_one_was_closed(make: Callable[..., Device]) -> None:

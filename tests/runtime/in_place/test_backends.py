@@ -254,6 +254,23 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_is_read(
         check_in_place(config, bank("bf16").routed, [])
 
 
+@pytest.mark.parametrize(
+    ("mode", "predictor", "num_workers"), [("eager", "pregate", 4), ("graph", "none", 3), ("graph", "pregate", 2)]
+)
+def test_threads_that_spin_beside_the_workers_have_cores_of_their_own(
+    mode: str, predictor: str, num_workers: int, tmp_path: Path, bank: GetBank
+) -> None:
+    config = configure(build_checkpoint("Qwen3Moe", tmp_path), "float32", "torch", threads=5)
+    config = replace(
+        config,
+        execution=replace(config.execution, mode=mode),
+        prediction=replace(config.prediction, predictor=predictor),
+    )
+    experts = make_in_place_experts(config, bank("f32").routed, bank("f32").store)
+    experts.close()
+    assert experts.num_workers == num_workers
+
+
 def test_a_float32_model_is_not_rounded_to_bfloat16(bank: GetBank, make: Make) -> None:
     experts = make("native", bank("f32"))
     assert isinstance(experts, NativeExperts)
