@@ -12,7 +12,8 @@ Experts are made in host memory once and handed from engine to engine; the check
 in their place (`models/random_bank.py`). Supposed for a machine with an H200 and 16 cores, 24 layers, and not
 measured: 20 s until the experts are there, quantised or packed, and kernels are compiled; then 9 s an engine,
 9 of them; 15 s for the simulator: 120 s, and 80 s with `--residencies 0.25 0.45`. Each further `--horizon` is
-an engine more at each residency. No engine is begun after `--seconds`.
+an engine more at each residency; where misses are split, one takes 27 s, until all shares were tried. No
+engine is begun after `--seconds`.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ def _refinement(whole: Refinement, layers: int) -> Refinement:
 def contenders_of(
     residencies: Sequence[float], horizons: Sequence[str], misses: Sequence[MissHandler]
 ) -> Iterator[Contender]:
-    """Full load first: all others are shares of it."""
+    """Full load first: all others are shares of it. Then one handler after another: time may end."""
     yield FULL
-    for residency, handler in itertools.product(residencies, misses):
+    for handler, residency in itertools.product(misses, residencies):
         yield from (Contender(residency, horizon, handler) for horizon in (*horizons, None))
 
 

@@ -25,7 +25,6 @@ from bench.traces.routers import Recital
 from hetero_runtime.config import Config, ResolvedConfig
 from hetero_runtime.config.tree import Horizon
 from hetero_runtime.experts.base import ExpertStore
-from hetero_runtime.plan.captured import MOST_OUTSTANDING
 from hetero_runtime.planned import decide, plan_for
 from hetero_runtime.prediction import read_predictor
 from hetero_runtime.prediction.horizons import predictors_of
@@ -174,7 +173,7 @@ class Bench:
             layer_ms=1e3 / full.tok_s / self.trace.num_layers,
             record_bytes=self.record_bytes,
             link_gb_s=self.link_gb_s,
-            copies_in_flight=MOST_OUTSTANDING,
+            copies_in_flight=1,  # as the worker of captured steps sends them
         )
         scenario = Scenario(residency=contender.residency, machine=machine)
         if foreseen is not None:

@@ -18,8 +18,9 @@ from hetero_scheduler.predict.mamba2_model import GroupModel
 from hetero_scheduler.trace import Trace
 
 HORIZON = 3
-"""Steps of a forecast: the next one and two predicted recursively. SeqMoE §9.1 has eight; hits are the same
-to 0.2 points at any link from 2 to 55 GB/s, and each step costs as much as the first."""
+"""Steps of a forecast: the next one and two predicted recursively. SeqMoE §9.1 has eight, but each step costs
+as much as the first, and on the device nothing hides them. Where text is mostly known to its model two more
+steps are worth 0.9 to 0.2 points of hits at 15 to 45 % residency, on the bundled model's routing nothing."""
 
 
 class Mamba2Predictor(Predictor):

@@ -255,7 +255,8 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_is_read(
 
 
 @pytest.mark.parametrize(
-    ("mode", "predictor", "num_workers"), [("eager", "pregate", 4), ("graph", "none", 3), ("graph", "pregate", 2)]
+    ("mode", "predictor", "num_workers"),
+    [("eager", "pregate", 4), ("graph", "none", 3), ("graph", "pregate", 2)],
 )
 def test_threads_that_spin_beside_the_workers_have_cores_of_their_own(
     mode: str, predictor: str, num_workers: int, tmp_path: Path, bank: GetBank
