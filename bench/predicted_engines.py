@@ -2,7 +2,7 @@
 
 made once     experts in host memory ──► full load ──► seqmoe ──► LRU ──► ...    handed on by each
 of each       loaded, its model made to say the texts, its step captured anew, decoded
-afterwards    the simulator, with the layer time that full load had and the link that was measured
+afterwards    the simulator, with the layer time of full load and the policy's kernels, over the measured link
 """
 
 from __future__ import annotations
@@ -170,10 +170,11 @@ class Bench:
         it is done."""
         outcome, full = self.done[contender], self.done[FULL].measured
         machine = Machine(
-            layer_ms=1e3 / full.tok_s / self.trace.num_layers,
+            layer_ms=1e3 * (1 / full.tok_s + self._own_s(contender)) / self.trace.num_layers,
             record_bytes=self.record_bytes,
             link_gb_s=self.link_gb_s,
             copies_in_flight=1,  # as the worker of captured steps sends them
+            overtakes=self.is_captured,
         )
         scenario = Scenario(residency=contender.residency, machine=machine)
         if foreseen is not None:
@@ -185,6 +186,11 @@ class Bench:
         self.done[contender] = outcome._replace(simulated=hits)
         self.say(f"{contender}: hits {100 * hits:.2f} % in the simulator")
         return True
+
+    def _own_s(self, contender: Contender) -> float:
+        """What the kernels of its policy add to a step, by the one residency at which that was profiled."""
+        alike = (each for each in self.done if each.horizon == contender.horizon)
+        return 1e-6 * max(self.done[each].own_us for each in alike)
 
     def foresee(self, horizon: Horizon) -> Foreseen:
         """All forecasts of the texts, once for all residencies."""

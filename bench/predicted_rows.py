@@ -64,6 +64,11 @@ class Outcome(NamedTuple):
     step: StepTime | None = None
 
     @property
+    def own_us(self) -> float:
+        """Of a profiled step, what the policy's kernels add to it; 0 where nobody profiled."""
+        return 0.0 if self.step is None else sum(self.step.us[kind] for kind in OVERHEAD_KINDS)
+
+    @property
     def points(self) -> float | None:
         """Hits of the engine less the simulator's, on that text."""
         if self.simulated is None or self.counted is None:
@@ -137,7 +142,7 @@ def _rows_of(
     if outcome.points is not None:
         yield _points_row(f"predict.engine_minus_sim_{percent}{ending}", outcome, lru)
     if outcome.step is not None:
-        yield _overhead_row(f"predict.overhead_share{ending}", outcome.step, ours, f"{looks}, {percent} %")
+        yield _overhead_row(f"predict.overhead_share{ending}", outcome, outcome.step, f"{looks}, {percent} %")
 
 
 def _points_row(name: str, outcome: Outcome, lru: Outcome | None) -> Row:
@@ -157,12 +162,12 @@ def _points_row(name: str, outcome: Outcome, lru: Outcome | None) -> Row:
     )
 
 
-def _overhead_row(name: str, step: StepTime, ours: Measured, where: str) -> Row:
+def _overhead_row(name: str, outcome: Outcome, step: StepTime, where: str) -> Row:
     """Kernels as they were profiled, of a step as it is when nobody looks."""
-    step_us = 1e6 / ours.tok_s
+    step_us = 1e6 / outcome.measured.tok_s
     return Row(
         id=name,
-        value=sum(step.us[kind] for kind in OVERHEAD_KINDS) / step_us,
+        value=outcome.own_us / step_us,
         unit="share",
         target="<=0.06",
         note=(

@@ -49,6 +49,13 @@ def simulate_command(
     ] = 9.437184,
     forecast_ms: Annotated[float, typer.Option("--forecast-ms", help="Added by each forecast.")] = 0.0,
     in_flight: Annotated[int, typer.Option("--in-flight", help="Prefetches on the link at once.")] = 1,
+    overtakes: Annotated[
+        bool,
+        typer.Option(
+            "--overtakes",
+            help="Demands overtake the copy on the link too, as in captured steps (graph mode).",
+        ),
+    ] = False,
     extra: Annotated[int, typer.Option(help="Experts prefetched a layer beyond top-k.")] = 3,
     uncounted: Annotated[float, typer.Option(help="Share of the tokens that only warm the cache.")] = 0.1,
     plot: Annotated[Path | None, typer.Option("--plot", help="PNG to draw: hits against residency.")] = None,
@@ -75,7 +82,12 @@ def simulate_command(
         extra=extra,
         uncounted=uncounted,
         machine=_machine(
-            link_gb_s, layer_ms, record_mb=record_mb, forecast_ms=forecast_ms, in_flight=in_flight
+            link_gb_s,
+            layer_ms,
+            record_mb=record_mb,
+            forecast_ms=forecast_ms,
+            in_flight=in_flight,
+            overtakes=overtakes,
         ),
     )
     trained = _trained(sweep.predictors, predictor_file, routing, info)
@@ -89,7 +101,13 @@ def simulate_command(
 
 
 def _machine(
-    link_gb_s: float, layer_ms: float, *, record_mb: float, forecast_ms: float, in_flight: int
+    link_gb_s: float,
+    layer_ms: float,
+    *,
+    record_mb: float,
+    forecast_ms: float,
+    in_flight: int,
+    overtakes: bool,
 ) -> Machine:
     from hetero_runtime.errors import ConfigError
     from hetero_scheduler.simulator import Machine
@@ -101,6 +119,7 @@ def _machine(
             link_gb_s=link_gb_s,
             copies_in_flight=in_flight,
             forecast_ms=forecast_ms,
+            overtakes=overtakes,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -34,9 +34,11 @@ def trace_line(results: Sequence[SimulationResult], info: TraceInfo) -> str:
 def machine_line(results: Sequence[SimulationResult]) -> str:
     """The machine that is imagined."""
     machine = results[0].scenario.machine
+    overtaken = ", overtaken by demands" if machine.overtakes else ""
     return (
         f"a layer takes {machine.layer_ms:g} ms, an expert of {machine.record_bytes / 1e6:.1f} MB takes "
         f"{machine.record_ms:.3f} ms at {machine.link_gb_s:g} GB/s, {machine.copies_in_flight} in flight"
+        f"{overtaken}"
     )
 
 

@@ -31,6 +31,7 @@ class Rules(NamedTuple):
     layer_ms: float
     record_ms: float
     forecast_ms: float
+    overtakes: bool
     recent_weight: float
     recent_rate: float
     weights: Array
@@ -73,6 +74,7 @@ def rules_of(scenario: Scenario, foreseen: Foreseen) -> Rules:
         machine.layer_ms,
         machine.record_ms,
         machine.forecast_ms,
+        machine.overtakes,
         RECENT_WEIGHT,
         RECENT_RATE,
         weights,

@@ -4,7 +4,9 @@
     link     ─ ahead ──────│ d │ d │── ahead ──────── idle ──────
 
 What a layer demands (d) overtakes prefetches that wait in the queue; the copy already on the link is finished
-first, and nothing is ever called back.
+first or, where copies cross in pieces, goes on afterwards. Nothing is ever called back.
+
+    link     ─ ahead ──────│ d │ d │─ ahead, the rest of it ── ahead ─────── idle ──────
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ class Copy(NamedTuple):
 
 
 class Link:
-    """One link: `record_ms` a copy, at most `depth` prefetches given to it and not arrived yet."""
+    """One link: `record_ms` a copy, at most `depth` prefetches given to it and not arrived yet.
 
-    def __init__(self, record_ms: float, *, depth: int) -> None:
-        self.record_ms, self.depth = record_ms, depth
+    `overtakes`: a demand does not wait for the copy on the link, unless that is demanded too.
+    """
+
+    def __init__(self, record_ms: float, *, depth: int, overtakes: bool = False) -> None:
+        self.record_ms, self.depth, self._overtakes = record_ms, depth, overtakes
         self._queue: list[Copy] = []
         self._first_done_ms = 0.0  # the first of the queue is always on the move
 
@@ -72,8 +77,13 @@ class Link:
             return now_ms, []
         moving, waiting = self._queue[:1], self._queue[1:]
         wanted = [copy for copy in waiting if copy.key in late]
+        demanded_ms = (len(wanted) + num_missing) * self.record_ms
+        if self._overtakes and moving and moving[0].key not in late:
+            self._queue = [copy for copy in self._queue if copy.key not in late]
+            self._first_done_ms += demanded_ms
+            return now_ms + demanded_ms, wanted
         begin_ms = self._first_done_ms if moving else now_ms
-        done_ms = begin_ms + (len(wanted) + num_missing) * self.record_ms
+        done_ms = begin_ms + demanded_ms
         self._queue = [copy for copy in waiting if copy.key not in late]
         self._first_done_ms = done_ms + self.record_ms
         return done_ms, moving + wanted

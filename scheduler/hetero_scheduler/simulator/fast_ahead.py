@@ -260,9 +260,13 @@ def _wait_for(script: Any, rules: Any, state: Any, step: Any, layer: Any) -> Non
             assert slot != _NONE, "no slot can be freed for a layer's experts"
             _fill(state, slot, layer, expert, _COMPUTE)
     if num_missing or num_late:
-        begin_ms = link.now_ms[0] if link.done_ms[0] == np.inf else link.done_ms[0]
-        done_ms = begin_ms + num_missing * rules.record_ms
-        _arrive(rules, state, done_ms)
+        demanded_ms = num_missing * rules.record_ms
+        if link.done_ms[0] == np.inf or (rules.overtakes and not num_late):
+            done_ms = link.now_ms[0] + demanded_ms
+            link.done_ms[0] += demanded_ms
+        else:
+            done_ms = link.done_ms[0] + demanded_ms
+            _arrive(rules, state, done_ms)
         link.stall_ms[0] += done_ms - link.now_ms[0]
         link.now_ms[0] = done_ms
     _release(slots, layer)

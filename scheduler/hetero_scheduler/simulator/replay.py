@@ -41,7 +41,8 @@ class Replay:
     """One trace through one cache; `run` once."""
 
     def __init__(self, trace: Trace, *, slots: SlotMachine, policies: Policies, machine: Machine) -> None:
-        self.slots, self.link = slots, Link(machine.record_ms, depth=machine.copies_in_flight)
+        self.slots = slots
+        self.link = Link(machine.record_ms, depth=machine.copies_in_flight, overtakes=machine.overtakes)
         self.counts = Counts()
         self._trace, self.policies, self._machine = trace, policies, machine
         self._needed = np.sort(trace.topk, axis=-1).astype(np.int64)

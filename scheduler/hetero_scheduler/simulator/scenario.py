@@ -22,6 +22,9 @@ class Machine:
     """10^9 bytes a second from where all experts are to where they are computed."""
     copies_in_flight: int = 1
     """Prefetches given to the link and not arrived yet, at most."""
+    overtakes: bool = False
+    """Whether what a layer demands goes before the copy on the link as well, which goes on afterwards: so do
+    captured steps, whose prefetches cross in pieces. Else that copy is finished first."""
     forecast_ms: float = 0.0
     """What each forecast adds to the layer after which it is made."""
 

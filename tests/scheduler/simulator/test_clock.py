@@ -59,6 +59,24 @@ def test_a_late_prefetch_overtakes_too_and_only_what_is_left_of_it_is_waited_for
     assert link.demand(1, late={C.key}, now_ms=12.0) == (40.0, [B, C])
 
 
+def test_a_demand_that_overtakes_does_not_wait_for_the_copy_on_the_link_which_goes_on_afterwards() -> None:
+    link = Link(10.0, depth=4, overtakes=True)
+    for copy in (A, B, C):
+        link.submit(copy, now_ms=0.0)
+    # half of A, two demanded ones until 25, the other half of A, then B
+    assert link.demand(2, late=(), now_ms=5.0) == (25.0, [])
+    assert link.next_arrival_ms == 30.0
+    # C is demanded as well, and there before A and B
+    assert link.demand(0, late={C.key}, now_ms=25.0) == (35.0, [C])
+    assert link.arrive(50.0) == [A, B]
+
+
+def test_a_demand_that_overtakes_waits_for_the_copy_on_the_link_where_it_is_demanded_itself() -> None:
+    link = Link(10.0, depth=4, overtakes=True)
+    link.submit(A, now_ms=0.0)
+    assert link.demand(1, late={A.key}, now_ms=5.0) == (20.0, [A])
+
+
 def test_nothing_to_wait_for_leaves_the_queue_alone() -> None:
     link = link_with(A, B)
     assert link.demand(0, late=(), now_ms=5.0) == (5.0, [])

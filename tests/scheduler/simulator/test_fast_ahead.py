@@ -56,7 +56,11 @@ def scenario(schedule: str, machine: Machine, residency: float) -> Scenario:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("nearest", ["step", "token", "layer"])
-@pytest.mark.parametrize("machine", [FAST, SLOW], ids=["fast", "slow"])
+@pytest.mark.parametrize(
+    "machine",
+    [FAST, SLOW, replace(FAST, overtakes=True), replace(SLOW, overtakes=True)],
+    ids=["fast", "slow", "fast, overtaken", "slow, overtaken"],
+)
 def test_every_count_is_the_references(schedule: str, nearest: str, machine: Machine) -> None:
     """Few slots, where prefetches find no room, and many; the reference asks the predictor itself."""
     trace = heard_early()

@@ -101,8 +101,9 @@ def test_a_document_resets_the_predictor_and_not_the_cache() -> None:
     assert (counts.hits, counts.misses) == (4, 2)
 
 
+@pytest.mark.parametrize("overtakes", [False, True])
 @pytest.mark.parametrize("in_flight", [1, 2, 5])
-def test_the_link_moves_no_more_than_time_allows_and_no_slot_is_lost(in_flight: int) -> None:
+def test_the_link_moves_no_more_than_time_allows_and_no_slot_is_lost(in_flight: int, overtakes: bool) -> None:
     trace = structured_trace(60, 3, 12, 2)
     script = {pos: (pos + 3, {pos % 3: (5 * pos) % 12}) for pos in range(170)}
     replay = Replay(
@@ -113,7 +114,13 @@ def test_the_link_moves_no_more_than_time_allows_and_no_slot_is_lost(in_flight: 
             make_schedule("promoe", num_layers=3),
             Scripted(script, layers=3, experts=12),
         ),
-        machine=Machine(layer_ms=2.0, record_bytes=1_000_000, link_gb_s=1 / 0.7, copies_in_flight=in_flight),
+        machine=Machine(
+            layer_ms=2.0,
+            record_bytes=1_000_000,
+            link_gb_s=1 / 0.7,
+            copies_in_flight=in_flight,
+            overtakes=overtakes,
+        ),
     )
     for step in range(trace.num_tokens):
         for layer in range(3):
