@@ -108,7 +108,7 @@ def _check_machinery(config: Config, source: str) -> None:
     if config.execution.mode == "graph" and in_flight != PrefetchConfig.in_flight:
         raise ConfigError(
             f"{source}: prefetch.in_flight: {in_flight} with execution.mode: graph is not in this version; "
-            f"the captured step has {PrefetchConfig.in_flight} copies under way: leave prefetch.in_flight out"
+            "a captured step sends one copy after another: leave prefetch.in_flight out"
         )
     drafter = config.speculation.drafter
     if policy == "block_selection" and drafter == "none":
