@@ -52,7 +52,7 @@ def experts(bank: Bank) -> Iterator[NativeExperts]:
         target=best_target(rounds=False),
         records=store.records,
         num_experts=store.num_experts,
-        listener_cpus=frozenset(os.sched_getaffinity(0)),
+        spare_cpus=frozenset(os.sched_getaffinity(0)),
     )
     yield experts
     experts.close()
