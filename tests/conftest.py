@@ -98,14 +98,16 @@ def _spare_the_interpreter() -> None:
 
     replace, launch, done = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[frozenset[int]]()
 
+    @functools.cache
+    def words_of(function: Any) -> frozenset[int]:
+        words = {id(interpreter.tl), id(interpreter.tl.core)}
+        return frozenset(id(value) for value in function.__globals__.values() if id(value) in words)
+
     def replace_once(function: Any) -> Any:
-        words = (interpreter.tl, interpreter.tl.core)
-        known = frozenset(
-            id(value) for value in function.__globals__.values() if any(value is w for w in words)
-        )
-        if known in done:
+        words = words_of(function)
+        if words in done:
             return interpreter._LangPatchScope()
-        done.add(known)
+        done.add(words)
         return replace(function)
 
     def launch_anew(self: Any, *arguments: Any, **named: Any) -> None:
