@@ -61,6 +61,16 @@ class Script(NamedTuple):
     of_early: Likeliest
 
 
+def can_replay(scenario: Scenario) -> bool:
+    """Whether the compiled replay knows these policies and this link."""
+    return (
+        scenario.eviction == "belady"
+        and scenario.schedule in SCHEDULES
+        and scenario.pool == "global"
+        and scenario.machine.copies_in_flight == 1
+    )
+
+
 def rules_of(scenario: Scenario, foreseen: Foreseen) -> Rules:
     """The numbers behind the names of `scenario`. Raises ValueError for a schedule that is not compiled."""
     machine, horizon = scenario.machine, foreseen.steps.shape[1]

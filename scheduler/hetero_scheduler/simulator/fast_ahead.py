@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hetero_scheduler.compiled import compiled
-from hetero_scheduler.simulator.ahead_script import NONE, SCHEDULES, rules_of, script_of
+from hetero_scheduler.simulator.ahead_script import NONE, SCHEDULES, can_replay, rules_of, script_of
 from hetero_scheduler.simulator.ahead_state import BEFORE_ALL, COUNTED, new_state
 from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.simulator.result import Counts
@@ -25,16 +25,6 @@ _JSD = SCHEDULES.index("jsd")
 _EMPTY, _FETCH = int(SlotState.EMPTY), int(SlotState.FETCH)
 _COMPUTE, _USED = int(SlotState.COMPUTE), int(SlotState.USED)
 _REQUIRED, _HITS, _LATE, _MISSES, _PREFETCHES, _PROVEN, _WASTED, _FORECASTS = range(len(COUNTED))
-
-
-def can_replay(scenario: Scenario) -> bool:
-    """Whether `replay_ahead` knows these policies and this link."""
-    return (
-        scenario.eviction == "belady"
-        and scenario.schedule in SCHEDULES
-        and scenario.pool == "global"
-        and scenario.machine.copies_in_flight == 1
-    )
 
 
 def replay_ahead(

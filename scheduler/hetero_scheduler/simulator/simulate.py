@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hetero_scheduler.predict import Predictor
+from hetero_scheduler.simulator.ahead_script import can_replay
 from hetero_scheduler.simulator.fast import replay_cache
-from hetero_scheduler.simulator.fast_ahead import can_replay, replay_ahead
+from hetero_scheduler.simulator.fast_ahead import replay_ahead
 from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.simulator.policies import check_names, make_policies, needs_forecast
 from hetero_scheduler.simulator.replay import Replay

@@ -12,8 +12,8 @@ from hetero_scheduler.predict.persistence import Persistence
 from hetero_scheduler.predict.refined import Refined
 from hetero_scheduler.predict.refinement import Refinement
 from hetero_scheduler.simulator import Machine, Scenario, simulate
-from hetero_scheduler.simulator.ahead_script import SCHEDULES
-from hetero_scheduler.simulator.fast_ahead import can_replay, replay_ahead
+from hetero_scheduler.simulator.ahead_script import SCHEDULES, can_replay
+from hetero_scheduler.simulator.fast_ahead import replay_ahead
 from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.simulator.policies import make_predictor_for
 from hetero_scheduler.trace import Trace
