@@ -12,9 +12,9 @@ from PIL import Image
 from bench.harness import ResultFile
 from bench.traces.compact import compress, write_compact
 from bench.traces.hits import (
+    CAPTURED,
     ORACLE,
     OURS,
-    OVERTAKEN,
     PAPER,
     RIVALS,
     TraceHits,
@@ -51,7 +51,7 @@ def test_command_replays_all_policies(tmp_path: Path) -> None:
     words = ["--traces", "48x128-natural", "--documents", "5", "--results", str(tmp_path)]
     main(["--kept", str(tmp_path), *words])
     rows = {row.id: row for row in ResultFile.read(tmp_path / "trace_hits.json").rows}
-    ids = [f"hit_{percent}{link}" for link in ("", "_overtaken") for percent in PAPER]
+    ids = [f"hit_{percent}{link}" for link in ("", "_captured") for percent in PAPER]
     ids += ["gap_closed_25", "gap_closed_45", "above_all"]
     assert list(rows) == [f"predict.natural_{name}" for name in ids]
     assert "5 documents" in rows["predict.natural_hit_25"].note
@@ -62,10 +62,10 @@ def test_command_replays_all_policies(tmp_path: Path) -> None:
 
 
 def hits_of(**others: float) -> TraceHits:
-    everyone = dict.fromkeys(RIVALS, 50.0) | {OURS: 80.0, OVERTAKEN: 78.0, ORACLE: 90.0, **others}
+    everyone = dict.fromkeys(RIVALS, 50.0) | {OURS: 80.0, CAPTURED: 78.0, ORACLE: 90.0, **others}
     by_residency = {policy: dict.fromkeys(PAPER, hit) for policy, hit in everyone.items()}
     return TraceHits(
-        "48x128-matched", "about", by_residency, dict.fromkeys((OURS, OVERTAKEN), dict.fromkeys(PAPER, ""))
+        "48x128-matched", "about", by_residency, dict.fromkeys((OURS, CAPTURED), dict.fromkeys(PAPER, ""))
     )
 
 
