@@ -9,8 +9,8 @@ the same forecasts without prefetches and under MoE-Infinity's schedule, and bou
 nothing, and the same pipeline knowing the next step perfectly over the same link.
 
 A copy on the link is finished before what a layer demands, as in the paper. Rows that end with `captured` are
-of our policy as it is in captured steps: forecasts a step ahead, and copies in pieces, which a demand overtakes,
-so that fewer are there before they are needed, and a token takes less time.
+of our policy as it is in captured steps: forecasts a step ahead, and copies in pieces, which a demand
+overtakes, so that fewer are there before they are needed, and a token takes less time.
 
 The kept traces hold what routers say early for sampled text, so that is what is replayed; predictors were
 trained on other text. Counts do not depend on the machine that replays them. Needs no GPU; all documents
@@ -143,7 +143,7 @@ def replay_trace(folder: Path, documents: int | None) -> TraceHits:
 
 
 def nearest_of(stored: StoredPredictor) -> Horizon:
-    """What `prediction.horizon: auto` is on a GPU in eager mode: the nearest that the predictor has learned."""
+    """What `prediction.horizon: auto` is on a GPU in eager mode: the nearest that was learned."""
     if stored.refinement is None:
         return "step"
     return "token" if stored.refinement.pool is None else "layer"
