@@ -142,7 +142,7 @@ def _rows_of(
     if outcome.points is not None:
         yield _points_row(f"predict.engine_minus_sim_{percent}{ending}", outcome, lru)
     if outcome.step is not None:
-        yield _overhead_row(f"predict.overhead_share{ending}", outcome, outcome.step, f"{looks}, {percent} %")
+        yield _overhead_row(f"predict.overhead_share{ending}", outcome, f"{looks}, {percent} %")
 
 
 def _points_row(name: str, outcome: Outcome, lru: Outcome | None) -> Row:
@@ -162,9 +162,10 @@ def _points_row(name: str, outcome: Outcome, lru: Outcome | None) -> Row:
     )
 
 
-def _overhead_row(name: str, outcome: Outcome, step: StepTime, where: str) -> Row:
+def _overhead_row(name: str, outcome: Outcome, where: str) -> Row:
     """Kernels as they were profiled, of a step as it is when nobody looks."""
-    step_us = 1e6 / outcome.measured.tok_s
+    step, step_us = outcome.step, 1e6 / outcome.measured.tok_s
+    assert step is not None, "it was profiled"
     return Row(
         id=name,
         value=outcome.own_us / step_us,

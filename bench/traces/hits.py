@@ -40,7 +40,7 @@ from hetero_runtime.prediction import RouterFingerprint, StoredPredictor, read_p
 from hetero_runtime.prediction.horizons import predictors_of
 from hetero_runtime.simulation.report import machine_line, trace_line
 from hetero_scheduler.predict.routing import shares
-from hetero_scheduler.simulator import Scenario, SimulationResult, simulate
+from hetero_scheduler.simulator import Machine, Scenario, SimulationResult, simulate
 from hetero_scheduler.simulator.foreseen import Foreseen
 from hetero_scheduler.trace import Trace
 
@@ -104,10 +104,7 @@ def replay_trace(folder: Path, documents: int | None) -> TraceHits:
         trace = first_documents(trace, documents)
     stored = read_predictor(folder / "predictor.safetensors", RouterFingerprint.of_trace(trace, info))
     began = time.perf_counter()
-    ours, a_step_ahead = (
-        Foreseen(predictors_of(stored, 1, nearest=nearest)[0], trace)
-        for nearest in (nearest_of(stored), "step")
-    )
+    ours = Foreseen(predictors_of(stored, 1, nearest=nearest_of(stored))[0], trace)
     oracle = knowing_next(ours, trace)
     results = {
         policy: [
@@ -117,8 +114,8 @@ def replay_trace(folder: Path, documents: int | None) -> TraceHits:
         for policy, schedule in FORESIGHT.items()
     }
     results[CAPTURED] = [
-        simulate(trace, replace(each, machine=replace(MACHINE, overtakes=True)), predictor=a_step_ahead)
-        for each in _scenarios("belady", FORESIGHT[OURS])
+        simulate(trace, scenario, predictor=a_step_ahead(ours))
+        for scenario in _scenarios("belady", FORESIGHT[OURS], replace(MACHINE, overtakes=True))
     ]
     results |= {
         policy: [simulate(trace, scenario) for scenario in _scenarios(eviction)]
@@ -149,11 +146,17 @@ def nearest_of(stored: StoredPredictor) -> Horizon:
     return "token" if stored.refinement.pool is None else "layer"
 
 
+def a_step_ahead(foreseen: Foreseen) -> Foreseen:
+    """`foreseen`, which makes nothing anew."""
+    plain = copy.copy(foreseen)
+    plain.known = plain.early = None
+    plain.asks_early = False
+    return plain
+
+
 def knowing_next(foreseen: Foreseen, trace: Trace) -> Foreseen:
     """`foreseen` with the truth for every next step, told a step ahead; later steps stay as they were."""
-    oracle = copy.copy(foreseen)
-    oracle.known = oracle.early = None
-    oracle.asks_early = False
+    oracle = a_step_ahead(foreseen)
     oracle.steps = foreseen.steps.copy()
     oracle.steps[:-1, 0] = shares(trace.logits[1:], trace.topk[1:])
     oracle.steps[trace.bounds[1:] - 1, 0] = 0  # beyond the end of a document there is nothing
@@ -179,11 +182,11 @@ def prefill_hot(trace: Trace, *, num_slots: int, prompt: int, first: int) -> flo
     return num_hits / num_required
 
 
-def _scenarios(eviction: str, schedule: str = "none") -> list[Scenario]:
+def _scenarios(eviction: str, schedule: str = "none", machine: Machine = MACHINE) -> list[Scenario]:
     predictor = "none" if eviction in CACHES.values() else "foreseen"
     return [
         Scenario(
-            eviction=eviction, schedule=schedule, predictor=predictor, residency=residency, machine=MACHINE
+            eviction=eviction, schedule=schedule, predictor=predictor, residency=residency, machine=machine
         )
         for residency in RESIDENCIES
     ]

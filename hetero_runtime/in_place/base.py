@@ -55,7 +55,7 @@ class InPlaceExperts(ABC):
 
     Sums are in float32, an expert's rows in the order of the experts. `num_workers`: threads that compute;
     torch has to leave them their cores. `spare_cpus`: processors to which none of them is bound, for other
-    threads that spin; empty where threads are bound to nothing.
+    threads that spin; empty where the backend names none.
     """
 
     num_workers: int

@@ -206,7 +206,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (
             ["preset=psr", "execution.mode=graph", "prefetch.in_flight=4"],
-            ["prefetch.in_flight: 4 with execution.mode: graph is not in this", "one copy after another"],
+            [
+                "prefetch.in_flight: 4 with execution.mode: graph is not in this version",
+                "one copy after another",
+            ],
         ),
         (["preset=psr", "speculation.drafter=prompt_lookup"], ["prompt_lookup is not in this version"]),
         (["preset=psr", "memory.pinned_prefix=1"], ["memory.pinned_prefix: 1 is not in this version"]),
