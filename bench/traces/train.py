@@ -30,13 +30,13 @@ from bench.models.mixture import Sampler
 from bench.models.model import Geometry, build_model
 from bench.models.streams import Stream, load_streams
 from bench.models.train_tiny_moe import Progress, learning_rate
-from bench.traces.captured import CapturedStep, Step
 from bench.traces.documents import choose_documents
 from bench.traces.forward import keep_routers_precise
 from bench.traces.look import Look, Watcher
 from bench.traces.objective import Coefficients, Objective, Wants
 from bench.traces.shapes import SHAPES
 from bench.traces.terms import Companion, RouterTap
+from hetero_scheduler.predict.captured import CapturedStep, Step, set_rate
 
 STATE = "state.pt"
 
@@ -89,7 +89,7 @@ class Trainer:
         """Train until the time is over, yielding after every step; the same object each time."""
         run, progress = self.run, self.progress
         self.model.train()
-        self._set_rate(0.0)
+        set_rate(self._optimizer, learning_rate(0.0, run.peak_rate))
         step: Step = self._step
         if run.is_captured:
             step = CapturedStep(self._step, self._sampler.draw(run.batch))
@@ -97,7 +97,7 @@ class Trainer:
         looking: Future[Look] | None = None
         next_look = progress.seconds + run.look_seconds
         while (done := progress.seconds / run.seconds) < 1:
-            self._set_rate(done)
+            set_rate(self._optimizer, learning_rate(done, run.peak_rate))
             # to wait for each step keeps the clock true: steps could be queued far ahead of the device
             loss = float(step(self._sampler.draw(run.batch)))
             progress.steps += 1
@@ -164,14 +164,6 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(part, 1.0)
         self._optimizer.step()
         return cross_entropy
-
-    def _set_rate(self, done: float) -> None:
-        rate = learning_rate(done, self.run.peak_rate)
-        for group in self._optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     def _finish(self, looking: Future[Look] | None, loss: float) -> None:
         """Wait for a look under way, and take a last one that steers nothing."""

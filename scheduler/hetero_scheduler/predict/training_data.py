@@ -28,6 +28,13 @@ class DocumentSplit:
     """Seen by nothing but the recall that is reported."""
 
 
+class Places(NamedTuple):
+    """Where a batch's steps lie in the trace."""
+
+    tokens: Tensor  # [windows, steps] int64
+    is_real: Tensor  # [windows, steps] bool: False where a short document was padded
+
+
 class Batch(NamedTuple):
     """Windows of one group: inputs are the steps before the last, targets the steps after the first."""
 
@@ -75,9 +82,18 @@ class GroupData:
 
     def batch(self, windows: npt.NDArray[np.int64]) -> Batch:
         """The windows as one padded batch; padding repeats the last step and is marked."""
-        steps = np.arange(windows[:, 1].max())
-        inside = np.minimum(steps[None], windows[:, 1:] - 1)
-        index = torch.from_numpy(windows[:, :1] + inside).to(self.logits.device)
-        chosen = self.chosen[index]
-        is_real = torch.from_numpy(steps[None] < windows[:, 1:]).to(self.logits.device)
-        return Batch(activation_state(self.logits[index], chosen), chosen, is_real)
+        return self.at(self.place(windows, len(windows), int(windows[:, 1].max())))
+
+    def place(self, windows: npt.NDArray[np.int64], rows: int, steps: int) -> Places:
+        """The windows padded to `rows` × `steps`, on the device; rows without a window repeat the first."""
+        first, count = np.full((rows, 1), windows[0, 0]), np.zeros((rows, 1), dtype=np.int64)
+        first[: len(windows)], count[: len(windows)] = windows[:, :1], windows[:, 1:]
+        step = np.arange(steps)[None]
+        tokens = torch.from_numpy(first + np.minimum(step, np.maximum(count - 1, 0)))
+        device = self.logits.device
+        return Places(tokens.to(device), torch.from_numpy(step < count).to(device))
+
+    def at(self, places: Places) -> Batch:
+        """What the trace has at `places`."""
+        chosen = self.chosen[places.tokens]
+        return Batch(activation_state(self.logits[places.tokens], chosen), chosen, places.is_real)

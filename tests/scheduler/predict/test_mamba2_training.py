@@ -93,6 +93,25 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torch_alone() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.gpu
+def test_captured_updates_learn_as_others_do_and_the_same_for_the_same_seed() -> None:
+    trace, options = chained_trace(23), TrainingOptions(epochs=3, batch=8)  # the last batch is not full
+    split = split_documents(23, held_out=0.1, seed=0)
+
+    def losses(device: str) -> tuple[list[TrainingProgress], GroupModel]:
+        seen: list[TrainingProgress] = []
+        data = GroupData(trace, range(LAYERS), device)
+        return seen, train_group(SHAPE, data, split=split, options=options, progress=seen.append)
+
+    by_host, _ = losses("cpu")
+    (captured, model), (_, again) = losses("cuda"), losses("cuda")
+    for one, other in zip(by_host, captured, strict=True):
+        assert one.train_loss == pytest.approx(other.train_loss, rel=0.03), one.epoch
+        assert one.validation_loss == pytest.approx(other.validation_loss, rel=0.03), one.epoch
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
 def test_documents_serve_once() -> None:
     split = split_documents(20, held_out=0.1, seed=3)
     assert sorted([*split.train, *split.validation, *split.test]) == list(range(20))
