@@ -1,8 +1,8 @@
 """Foresight inside the captured step: a predictor on the device, evictions and prefetches that follow it.
 
-    layer l     windows move on ─ ensure ─ … ─ predictor hears l ─┬─ l triggers: scores and candidates anew
-                      │ scores                                    └─ Algorithm 1 ─► task ring
-                      └─► who is evicted
+    layer l     windows move on ─ ensure ┬ … misses load … ─────────────────────┬─ Algorithm 1 ─► task ring
+                      │ scores           └─ predictor hears l; if l triggers,    │
+                      └─► who is evicted    scores and candidates are made anew ─┘
 
     nearer      where `follow` was told how: before layer 0 the token refines all of the step's forecasts, and
                 at layer l the router of l + 1, asked early, those of its layer
@@ -94,6 +94,7 @@ class CapturedForesight(Asker):
         self._jsd = JsdPrefetch(self._candidates, tables=tables, region=region, room=room)
         self._layers = range(tables.num_layers)
         self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
+        self.thinks_at = self._group_of_trigger.keys()
         self._nearer: tuple[RefinedForecasts, Nearer] | None = None
         self._heard: torch.Tensor | None = None
         self._waiting: dict[int, ReadPrompt] = {}
@@ -118,17 +119,26 @@ class CapturedForesight(Asker):
             self._jsd.ask(self._layers[-1])  # what the last layer of the step before asked is asked anew
         return Running(self._windows, active)
 
+    def think(self, layer: int) -> None:
+        rows = self._observe(layer)
+        group = self._group_of_trigger[layer]
+        self._windows.renew(group, self._active[:rows])
+        self._candidates.renew(group)
+
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
-        assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
-        heard, self._heard = self._heard, None
-        used_here(heard, hidden)
-        self._forecasts.observe(layer, heard)
-        group = self._group_of_trigger.get(layer)
-        if group is not None:
-            self._windows.renew(group, self._active[: len(heard)])
-            self._candidates.renew(group)
+        used_here(hidden)
+        if layer not in self.thinks_at:
+            self._observe(layer)
         self._look_early(layer, hidden)
         self._jsd.ask(layer)
+
+    def _observe(self, layer: int) -> int:
+        """The predictor takes in what was heard of `layer`; returns of how many rows."""
+        assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
+        heard, self._heard = self._heard, None
+        used_here(heard)
+        self._forecasts.observe(layer, heard)
+        return len(heard)
 
     def _look_early(self, layer: int, hidden: torch.Tensor) -> None:
         """The next layer's router may speak before its time."""

@@ -1,6 +1,6 @@
 """Misses that the CPU computes inside the captured step: the device rings, a host thread answers.
 
-    layer l     divide ─ call ─ ensure ─ gather ─ experts ─ add the answer
+    layer l     ensure: divides, calls ─ gather ─ experts ─ add the answer
                           │                          ▲
     host thread    listens└─ the CPU computes ───────┘     while the device loads and computes its own share
 
@@ -29,9 +29,8 @@ import torch
 
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.control.fault import TableError
-from hetero_gpu.in_place import TURNS, Division, Mailbox, add_answer, call, divide
-from hetero_gpu.in_place.divide import MOST_LOOKS
-from hetero_gpu.tables import DeviceTables
+from hetero_gpu.in_place import MOST_LOOKS, Calls, Mailbox
+from hetero_gpu.tables import TURNS, DeviceTables, Dividing, Division
 from hetero_runtime.errors import DeviceError
 from hetero_runtime.in_place import InPlaceExperts, InPlaceStats
 from hetero_runtime.in_place.answers import CallLine, make_answers
@@ -63,9 +62,10 @@ class CapturedInPlace:
     ) -> None:
         self._experts, self._tables, self._region = experts, tables, region
         self._top_k = top_k
-        self._mailbox = Mailbox(tables.device, rows=tables.max_pairs // top_k, hidden=hidden, top_k=top_k)
-        self._division = Division(tables)
-        self._answers = make_answers(experts, CallLine(self._mailbox, region))
+        mailbox = Mailbox(tables.device, rows=tables.max_pairs // top_k, hidden=hidden, top_k=top_k)
+        self._calls = Calls(mailbox, region, tables.device)
+        self._division = Division(tables, self._calls)
+        self._answers = make_answers(experts, CallLine(mailbox, region))
         self._uncounted = InPlaceStats()
         self._is_asking = True
         self._failure: BaseException | None = None
@@ -79,35 +79,16 @@ class CapturedInPlace:
 
     # ---- captured, for each layer
 
-    def begin_layer(
-        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Hand the CPU its share. Returns what the device is to bring, `[T, K]`."""
+    def begin_layer(self, hidden: torch.Tensor, weights: torch.Tensor) -> Dividing | None:
+        """What `ensure` is to hand to the CPU of a layer whose experts take `hidden` `[T, H]`, by `weights`
+        `[T, K]`; None where all is loaded."""
         self._is_asking = not self._is_lost
-        if not self._is_asking:
-            return top_k_index
-        kept = divide(self._tables, layer, top_k_index, top_k_weights, division=self._division)
-        call(
-            layer,
-            hidden,
-            top_k_weights,
-            division=self._division,
-            mailbox=self._mailbox,
-            region=self._region,
-        )
-        return kept
+        return Dividing(self._division, hidden, weights) if self._is_asking else None
 
     def finish_layer(self, out: torch.Tensor) -> None:
         """Add the CPU's share to `out` `[T, H]`."""
-        if not self._is_asking:
-            return
-        add_answer(
-            out,
-            division=self._division,
-            mailbox=self._mailbox,
-            region=self._region,
-            error_address=self._tables.error_address,
-        )
+        if self._is_asking:
+            self._calls.add_answer(out, error_address=self._tables.error_address)
 
     # ---- by the host, between passes
 
@@ -150,7 +131,7 @@ class CapturedInPlace:
                     f"after {_JOIN_S:.0f} s the CPU still computes experts of a pass that ended"
                 )
             time.sleep(_POLL_S)
-        self._division.patience.fill_(MOST_LOOKS)
+        self._calls.patience.fill_(MOST_LOOKS)
         if not self._thread.is_alive():
             self._region.forget(TableError.NO_ANSWER)  # its end is told, or will be, in place of that
             self._thread = self._start()

@@ -1,13 +1,14 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land, ensure ─ gather ─ ask, await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
-                                         │       ▲                                 │             ▲
-    beside                               │       │                                 └─ or ask ────┤
+    layer l     land, ensure ┬ gather ─ ask, await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
+                             │           │       ▲                                 │             ▲
+    beside                   └─ think ───│───────│─────────────────────────────────┴─ or ask ────┤
     worker      ─────────────────────────┴─ copy ┘        its own thread and stream    └─ copy ──┘
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
-so are made beside the experts and the attention that follow, those of the last layer beside the head.
+so are made beside the experts and the attention that follow, those of the last layer beside the head. What
+takes longest, `think`, begins as soon as a layer's routing is taken note of, beside its misses.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. Whether that pays is
@@ -18,6 +19,7 @@ reported once; after that a step is as fast as without prefetch, less the slots 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 import torch
@@ -59,6 +61,9 @@ class Asker:
     `begin_layer`, instead of what is `wanted` being asked for before late copies are awaited. Then what it
     reads of the layer's tensors must be kept (`used_here`)."""
 
+    thinks_at: Collection[int] = ()
+    """Layers at which somebody who `asks_beside` has something to `think` about."""
+
     plain: PlainSteps | None = None
     """How steps go without it; None where none may."""
 
@@ -72,8 +77,12 @@ class Asker:
         what its experts take."""
         return None
 
+    def think(self, layer: int) -> None:
+        """Right after `ensure(layer)`, beside what loads its experts: make forecasts, which read no slot."""
+
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
-        """Likewise, but of who `asks_beside`: send the tasks."""
+        """Of who `asks_beside`, behind that and once the experts of `layer` are there: send the tasks.
+        `hidden` as for `wanted`."""
 
     def begin_decode(self) -> None:
         """By the host: the tables were handed over to the device just now."""
@@ -142,20 +151,19 @@ class CapturedPrefetch:
 
     # ---- captured, for each layer
 
-    def begin_layer(self, layer: int, chosen: torch.Tensor, *, is_looked_at: bool) -> Pending:
-        """Before `ensure`, which must await what is late. `is_looked_at`: somebody reads the tables before
-        that does."""
+    def begin_layer(self, layer: int, chosen: torch.Tensor) -> Pending:
+        """Before `ensure`, which must await what is late."""
         self._beside.join()
-        landings = None
-        if not (self._asker.asks_beside or is_looked_at):
-            landings = self._landings
-        elif layer == 0 or not self._asker.asks_beside:
+        if self._asker.asks_beside and layer == 0:
             land(self._tables, self._landings)
         running = self._asker.begin_layer(layer, chosen)
-        if running is not None and is_looked_at:
-            running.windows.run(layer, running.active, chosen)
-            running = None
-        return Pending(landings, running)
+        return Pending(None if self._asker.asks_beside else self._landings, running)
+
+    def think(self, layer: int) -> None:
+        """After `ensure`, before anything else."""
+        if layer in self._asker.thinks_at:
+            with self._beside.begin():
+                self._asker.think(layer)
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""

@@ -97,10 +97,17 @@ class DeviceOrchestrator(Orchestrator):
         hidden, index, weights = hidden.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()
         prefetch, pending = self._prefetching, Pending()
         if prefetch is not None:
-            pending = prefetch.begin_layer(layer, index, is_looked_at=self._in_place is not None)
-        if self._in_place is not None:
-            index = self._in_place.begin_layer(layer, hidden, index, weights)
-        slots = self._bring(layer, hidden, index, pending=pending)
+            pending = prefetch.begin_layer(layer, index)
+        dividing = None if self._in_place is None else self._in_place.begin_layer(hidden, weights)
+        slots = ensure(
+            self._tables,
+            layer,
+            index,
+            awaits_late=prefetch is not None,
+            dividing=dividing,
+            **pending._asdict(),
+        )
+        self._bring(layer, hidden, slots)
         out = torch.empty_like(hidden)
         self._experts(hidden, self._slabs.memory, slots=slots, weights=weights, out=out)
         if self._in_place is not None:
@@ -112,17 +119,14 @@ class DeviceOrchestrator(Orchestrator):
         if self._prefetching is not None:
             self._prefetching.end_step()
 
-    def _bring(
-        self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, *, pending: Pending
-    ) -> torch.Tensor:
-        """The slots in which the experts lie once all that this submits is done."""
+    def _bring(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
+        """What `ensure` put into `slots` is there once all that this submits is done."""
         prefetch = self._prefetching
-        awaits_late = prefetch is not None
-        slots = ensure(self._tables, layer, top_k_index, awaits_late=awaits_late, **pending._asdict())
+        if prefetch is not None:
+            prefetch.think(layer)
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
             prefetch.ask_and_await(layer, hidden, slots)
-        return slots
 
     def device_stats(self) -> CacheStats:
         return self._tables.stats()

@@ -12,6 +12,7 @@ tables.to_machine(machine, eviction)     and back
 from __future__ import annotations
 
 from hetero_gpu.control.fault import TableError
+from hetero_gpu.tables.divide import TURNS, Dividing, Division
 from hetero_gpu.tables.ensure import ensure
 from hetero_gpu.tables.gather import MappedBank, gather, gather_reference
 from hetero_gpu.tables.landing import Landings, await_late, land
@@ -21,7 +22,10 @@ from hetero_gpu.tables.unpack import unpack_landed
 from hetero_gpu.tables.windows import Running, Windows
 
 __all__ = [
+    "TURNS",
     "DeviceTables",
+    "Dividing",
+    "Division",
     "Landings",
     "MappedBank",
     "Running",

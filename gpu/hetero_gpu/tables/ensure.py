@@ -13,7 +13,8 @@ Step for step what `hetero_scheduler.SlotMachine` does; the tests hold both to t
 allocated and the host reads nothing, so a launch can be captured in a CUDA graph. `gather` must follow.
 
 With `landings`, what `land` does comes first, in the same launch: what has landed is a hit. With `running`,
-what `Windows.run` does comes before that is decided.
+a layer begins for whom `Windows` foresee, before that is decided. With `dividing`, some misses go to the CPU,
+which is called at once, and all that follows is about the others.
 
 A requested expert whose prefetch is still under way keeps its FETCH slot. Either it is gathered into it at
 once: both writers bring the same bytes, and the slot stays out of reach until the worker reports it. Or, with
@@ -31,12 +32,14 @@ import triton.language as tl
 
 from hetero_gpu.control.fault import TableError
 from hetero_gpu.control.memory_order import store_release
+from hetero_gpu.in_place import call_cpu
 from hetero_gpu.overlap import meet, overlap_options
+from hetero_gpu.tables.divide import Dividing, divide_layer, division_arguments
 from hetero_gpu.tables.landing import Landings, begin_layer, landing_arguments
+from hetero_gpu.tables.observe import observed, policy_number
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_gpu.tables.windows import RUN, Running, score_layer, window_arguments, window_sizes
-from hetero_scheduler import EVICTION_POLICIES, SlotState
-from hetero_scheduler.eviction import FOLLOWING_POLICIES, FORECAST_POLICIES
+from hetero_scheduler import SlotState
 
 _EMPTY = tl.constexpr(int(SlotState.EMPTY))
 _FETCH = tl.constexpr(int(SlotState.FETCH))
@@ -51,15 +54,6 @@ _PROVEN = tl.constexpr(COUNTERS.index("hits_prefetched"))
 _WASTED = tl.constexpr(COUNTERS.index("prefetches_wasted"))
 _STALLS = tl.constexpr(COUNTERS.index("stalls"))
 _LOADS, _EVICTIONS = tl.constexpr(COUNTERS.index("loads")), tl.constexpr(COUNTERS.index("evictions"))
-_POLICIES = EVICTION_POLICIES + FORECAST_POLICIES + FOLLOWING_POLICIES
-_LRU, _LFU = tl.constexpr(_POLICIES.index("lru")), tl.constexpr(_POLICIES.index("lfu"))
-_BELADY = tl.constexpr(_POLICIES.index("belady"))
-_LOOKAHEAD = tl.constexpr(_POLICIES.index("lookahead"))
-
-
-def policy_number(name: str) -> int:
-    """What kernels call an eviction policy."""
-    return _POLICIES.index(name)
 
 
 def ensure(
@@ -70,6 +64,7 @@ def ensure(
     awaits_late: bool = False,
     landings: Landings | None = None,
     running: Running | None = None,
+    dividing: Dividing | None = None,
 ) -> torch.Tensor:
     """Decide where each expert of `top_k_index` (integer `[T, K]`, contiguous) lies or will be loaded.
 
@@ -77,7 +72,8 @@ def ensure(
     there once `gather` has run, and with `awaits_late` also `await_late` and what follows it. An index below
     0 is a pair to skip: its slot is -1. If a load finds no slot, its pairs get -1 and the error word says so.
     Each layer of a pass calls this once, in order. `landings`: None where `land` was called, or nothing is
-    prefetched. `running`: None where `Windows.run` was called, or nothing is foreseen.
+    prefetched. `running`: None where nothing is foreseen. `dividing`: None where the device brings all; the
+    slots of what the CPU computes are -1, and `Calls.add_answer` must follow.
     """
     num_pairs = top_k_index.numel()
     sizes = tables.layer_sizes(num_pairs)
@@ -95,11 +91,13 @@ def ensure(
         layer,
         *landing_arguments(tables, landings),
         *window_arguments(running),
+        *division_arguments(dividing),
         **sizes,
         **window_sizes(running, top_k_index.shape[-1]),
         LANDS=landings is not None,
         RING=1 if landings is None else landings.region.ring_size,
         IS_STAGED=landings is not None and landings.is_staged,
+        DIVIDES=dividing is not None,
         AWAITS_LATE=awaits_late,
         POLICY=policy_number(tables.policy),
         HALF_LIFE=tables.half_life,
@@ -138,6 +136,11 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     record_bytes,
     windows,
     active,
+    hidden,
+    weights,
+    kept,
+    number_of,
+    calls,
     NUM_PAIRS: tl.constexpr,  # noqa: N803
     NUM_SLOTS: tl.constexpr,  # noqa: N803
     NUM_LAYERS: tl.constexpr,  # noqa: N803
@@ -154,6 +157,7 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
     LANDS: tl.constexpr,  # noqa: N803
     RING: tl.constexpr,  # noqa: N803
     IS_STAGED: tl.constexpr,  # noqa: N803
+    DIVIDES: tl.constexpr,  # noqa: N803
     AWAITS_LATE: tl.constexpr,  # noqa: N803
     POLICY: tl.constexpr,  # noqa: N803
     HALF_LIFE: tl.constexpr,  # noqa: N803
@@ -172,12 +176,21 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
             CHOSEN_BLOCK, NUM_LAYERS, NUM_EXPERTS, EXPERT_BLOCK, RUN,
         )  # fmt: skip
         tl.debug_barrier()
+    brought = top_k_index
+    if DIVIDES:
+        divide_layer(
+            layer, top_k_index, weights, kept, number_of, calls, tables, NUM_PAIRS, NUM_SLOTS, NUM_LAYERS,
+            NUM_EXPERTS, PAIR_BLOCK, SLOT_BLOCK, LAYER_BLOCK, EXPERT_BLOCK, POLICY, HALF_LIFE,
+        )  # fmt: skip
+        tl.debug_barrier()
+        call_cpu(layer, hidden, weights, calls, NUM_PAIRS, PAIR_BLOCK)
+        brought = kept
     # ---- read
     experts = tl.arange(0, EXPERT_BLOCK)
     row = layer * NUM_EXPERTS + experts
     is_expert = experts < NUM_EXPERTS
     pairs = tl.arange(0, PAIR_BLOCK)
-    wanted = tl.load(top_k_index + pairs, mask=pairs < NUM_PAIRS, other=-1).to(tl.int32)
+    wanted = tl.load(brought + pairs, mask=pairs < NUM_PAIRS, other=-1).to(tl.int32)
     is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
     is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
     slot = tl.load(tables.slot_of + row, mask=is_expert, other=-1)
@@ -249,24 +262,6 @@ def _ensure_kernel(  # type: ignore[no-untyped-def]
         store_release(error_address, _NO_SLOT_ERROR)
     if tl.max(wanted, axis=0) >= NUM_EXPERTS:
         store_release(error_address, _BAD_EXPERT_ERROR)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def observed(old_score, passes, layers_run, POLICY: tl.constexpr, HALF_LIFE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Scores of a row of experts if all of them were used now; `hetero_scheduler.eviction` has the why."""
-    if POLICY == _LRU:
-        new_score = tl.zeros_like(old_score) + layers_run.to(tl.float64)
-    elif POLICY == _LFU:
-        new_score = old_score + 1.0
-    elif POLICY == _BELADY:  # forecasts score elsewhere, from 0 upwards; below 0 are those without any
-        new_score = tl.where(old_score < 0, -1.0 / layers_run.to(tl.float64), old_score)
-    elif POLICY >= _LOOKAHEAD:  # it and those that follow a routing policy are scored elsewhere
-        new_score = old_score
-    else:
-        log_now = tl.zeros_like(old_score) + passes.to(tl.float64) / tl.full((), HALF_LIFE, tl.float64)
-        high, low = tl.maximum(old_score, log_now), tl.minimum(old_score, log_now)
-        new_score = high + tl.log2(1.0 + tl.exp2(low - high))
-    return new_score
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,7 +1,7 @@
 """How much of each row's forecast is still to come, and the scores that follow: probabilistic Belady.
 
     run      a layer begins: of its forecasts, entry 0 lies behind the rows that step, and what they chose
-             is recent use; `ensure` can do it itself
+             is recent use; inside `ensure`
     renew    layers were forecast anew: their windows begin with entry 0
     rescore  entry 0 of layers was made anew: nothing moves on
 
@@ -68,12 +68,6 @@ class Windows:
         self.recent = torch.zeros((probabilities.shape[0], *sizes), dtype=torch.float64, device=tables.device)
         """Share of each layer's recent uses, by row."""
         self._nobody = torch.zeros((1, 1), dtype=torch.int64, device=tables.device)
-
-    def run(self, layer: int, active: torch.Tensor, chosen: torch.Tensor) -> None:
-        """`layer` begins, before its `ensure`. `active`: bool `[stepping rows]`, those that pass it.
-        `chosen`: integers `[stepping rows, top_k]`, contiguous, the experts that they use, below 0 for none.
-        """
-        self._launch(range(layer, layer + 1), active, chosen, change=RUN)
 
     @property
     def for_kernels(self) -> WindowTables:

@@ -25,7 +25,6 @@ tables.attach(region)
 tables.policy = "belady"
 windows = Windows(tables, torch.zeros(2, 8, 48, 128))
 candidates = Candidates(windows, per_layer=11)
-windows.run(0, active, torch.zeros(2, 8, dtype=torch.int64))
 landings = Landings(region, 4096)
 land(tables, landings)
 slots = ensure(

@@ -20,6 +20,7 @@ from hetero_scheduler.prefetch.jsd import Jsd, accept
 from hetero_scheduler.prefetch.steering import Steering
 from tests.gpu.tables.test_ensure import assert_same, routing, run_layer
 from tests.gpu.tables.test_prefetch import NUM_EXPERTS, RING, Setting
+from tests.gpu.tables.windows_alone import begin_layer
 
 NUM_LAYERS, PER_LAYER, TOP_K, HORIZON = 6, 4, 2, 3
 GROUPS = (range(4), range(4, 6))
@@ -67,7 +68,7 @@ class Twins:
 
     def run(self, layer: int, routed: np.ndarray) -> None:
         self.setting.land()
-        self.windows.run(layer, self.active, torch.from_numpy(routed).to(self.active.device))
+        begin_layer(self.windows, layer, self.active, torch.from_numpy(routed).to(self.active.device))
         run_layer(self.setting.tables, self.setting.twin, layer, routed)
         self.pos += 1
 
@@ -266,7 +267,7 @@ def test_of_rows_that_step_together_the_mean_counts(device: torch.device) -> Non
     assert candidates.confidence[1].tolist() == [0.5, 0.25, 0.25]
     assert bool((candidates.expert[[0, 2, 3, 4, 5]] == -1).all())
     chosen = torch.zeros(3, 1, dtype=torch.int64, device=device)
-    windows.run(1, torch.tensor([False, False, True], device=device), chosen)
+    begin_layer(windows, 1, torch.tensor([False, False, True], device=device), chosen)
     candidates.renew(range(1, 2))
     assert candidates.expert[1].tolist() == [
         0,

@@ -13,6 +13,7 @@ from hetero_gpu.tables import DeviceTables, Windows
 from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Forecast
 from hetero_scheduler.predict.refinement import Refinement
+from tests.gpu.tables.windows_alone import begin_layer
 from tests.runtime.foresight.predictors import random_refinement
 
 ROWS, HORIZON, LAYERS, EXPERTS = 3, 3, 4, 7
@@ -95,7 +96,7 @@ def test_a_layer_that_has_begun_is_refined_no_more(device: torch.device) -> None
     """Entry 0 lies behind it; of the other layers the step is still to come."""
     rig = Rig(device)
     everyone = rig.mask(True, True, True)
-    rig.windows.run(0, everyone, torch.zeros(3, 1, dtype=torch.int64, device=device))
+    begin_layer(rig.windows, 0, everyone, torch.zeros(3, 1, dtype=torch.int64, device=device))
     before = rig.shares()
     rig.refined.with_tokens(torch.tensor([3, 4, 5], device=device), everyone)
     after = rig.shares()

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.control.copy_engine import sleep_address
-from hetero_gpu.in_place import Division, Mailbox, add_answer, answer, await_call, call
+from hetero_gpu.in_place import Calls, Mailbox, answer, await_call, call_cpu
 from hetero_gpu.tables import DeviceTables
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +24,13 @@ ROWS, TOP_K, HIDDEN = 3, 2, 700
 CPU = torch.device("cpu")
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _call_kernel(hidden, weights, calls, layer, NUM_PAIRS: tl.constexpr, PAIR_BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    call_cpu(layer, hidden, weights, calls, NUM_PAIRS, PAIR_BLOCK)
+
+
 class Line:
-    """Tables, a mailbox and a region; `hand_over` puts pairs where `divide` leaves them."""
+    """Tables, a mailbox and a region; `hand_over` puts pairs where `ensure` leaves them, and calls."""
 
     def __init__(self) -> None:
         self.tables = DeviceTables(
@@ -31,26 +38,22 @@ class Line:
         )
         self.region = ControlRegion(CPU)
         self.tables.attach(self.region)
-        self.division = Division(self.tables)
         self.mailbox = Mailbox(CPU, rows=ROWS, hidden=HIDDEN, top_k=TOP_K)
+        self.calls = Calls(self.mailbox, self.region, CPU)
 
     def hand_over(
         self, layer: int, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> None:
         number = len(set(experts[experts >= 0].tolist()))
-        self.division.in_place[: experts.numel()] = experts.flatten()
-        self.division.count.fill_(number)
-        self.division.num_calls += number > 0
-        call(layer, hidden, weights, division=self.division, mailbox=self.mailbox, region=self.region)
+        self.calls.experts[: experts.numel()] = experts.flatten()
+        self.calls.number.fill_(number)
+        self.calls.num_calls += number > 0
+        pairs = experts.numel()
+        block = triton.next_power_of_2(pairs)
+        _call_kernel[(1,)](hidden, weights, self.calls.for_kernels(hidden), layer, pairs, block)
 
     def add_answer(self, out: torch.Tensor) -> None:
-        add_answer(
-            out,
-            division=self.division,
-            mailbox=self.mailbox,
-            region=self.region,
-            error_address=self.tables.error_address,
-        )
+        self.calls.add_answer(out, error_address=self.tables.error_address)
 
     def serve(self, num_calls: int, compute: Callable[[Mailbox], np.ndarray]) -> threading.Thread:
         """A thread that answers so many calls."""
@@ -113,13 +116,13 @@ def test_where_nothing_is_in_place_nobody_is_called_and_nothing_added() -> None:
 
 def test_a_layer_waits_within_bounds_and_the_layers_after_it_hardly_at_all() -> None:
     line, out = Line(), torch.ones(1, HIDDEN)
-    line.division.patience.fill_(3)
+    line.calls.patience.fill_(3)
     for _ in range(2):
         line.hand_over(
             0, torch.zeros(1, HIDDEN), torch.zeros(1, TOP_K, dtype=torch.int32), torch.ones(1, TOP_K)
         )
         line.add_answer(out)
-        assert int(line.division.patience) == 0
+        assert int(line.calls.patience) == 0
         with pytest.raises(RuntimeError, match="waited in vain for the experts that the CPU was to compute"):
             line.tables.raise_if_failed()
     assert torch.equal(out, torch.ones(1, HIDDEN))

@@ -14,6 +14,7 @@ from hetero_scheduler.eviction.belady_rows import BeladyRows
 from hetero_scheduler.predict import Forecast
 from tests.gpu.tables.host_twin import HostTwin
 from tests.gpu.tables.test_ensure import routing, run_layer, tables_of
+from tests.gpu.tables.windows_alone import begin_layer
 
 NUM_LAYERS, NUM_EXPERTS = 4, 5
 GROUPS = (range(2), range(2, 4))
@@ -32,11 +33,10 @@ def put(windows: Windows, row: int, group: range, forecast: np.ndarray) -> None:
     windows.probabilities[row, :, group.start : group.stop] = torch.from_numpy(forecast)
 
 
-@pytest.mark.parametrize("is_one_launch", [False, True], ids=["before", "in_ensure"])
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(horizon=st.integers(1, 11), num_slots=st.integers(2, 12), seed=st.integers(0, 99))
 def test_evictions_follow_forecasts_as_the_machines_do(
-    device: torch.device, is_one_launch: bool, horizon: int, num_slots: int, seed: int
+    device: torch.device, horizon: int, num_slots: int, seed: int
 ) -> None:
     """Before any forecast, with fresh ones, and with windows that are over."""
     rng = np.random.default_rng(seed)
@@ -47,10 +47,7 @@ def test_evictions_follow_forecasts_as_the_machines_do(
     for step in range(4):
         for layer in range(NUM_LAYERS):
             chosen = routing(rng, NUM_EXPERTS, (1, 2))
-            running = Running(windows, active) if is_one_launch else None
-            if running is None:
-                windows.run(layer, active, torch.from_numpy(chosen).to(device))
-            run_layer(tables, twin, layer, chosen, running=running)
+            run_layer(tables, twin, layer, chosen, running=Running(windows, active))
             np.testing.assert_array_equal(tables.score.cpu().numpy(), twin.eviction.score)
             for group in GROUPS:
                 if layer == group.stop - 1 and step and rng.random() < 0.6:
@@ -86,7 +83,7 @@ def test_an_expert_stays_while_any_row_wants_it(device: torch.device) -> None:
         active = torch.tensor([row in stepping for row in range(num_stepping)], device=device)
         for layer in range(NUM_LAYERS):
             chosen = rng.integers(-1, NUM_EXPERTS, (num_stepping, 2))
-            windows.run(layer, active, torch.from_numpy(chosen).to(device))
+            begin_layer(windows, layer, active, torch.from_numpy(chosen).to(device))
             for row in stepping:
                 host.turn_to(row, active=every)
                 host.observe(layer, np.bincount(chosen[row][chosen[row] >= 0], minlength=NUM_EXPERTS))
@@ -94,7 +91,7 @@ def test_an_expert_stays_while_any_row_wants_it(device: torch.device) -> None:
         host_and_device_renew(step % rows)
     windows.forget(1)
     for layer in range(NUM_LAYERS):
-        windows.run(layer, torch.tensor([False], device=device), ONE_EXPERT.to(device))
+        begin_layer(windows, layer, torch.tensor([False], device=device), ONE_EXPERT.to(device))
     host.turn_to(0, active=[0, 2])
     np.testing.assert_array_equal(tables.score.cpu().numpy(), host.score)
 

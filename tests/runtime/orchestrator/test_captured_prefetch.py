@@ -60,7 +60,7 @@ class Layers:
 
     def run(self, layer: int) -> None:
         chosen = torch.tensor([self.chosen(layer, self.step)])
-        pending = self.prefetch.begin_layer(layer, chosen, is_looked_at=False)
+        pending = self.prefetch.begin_layer(layer, chosen)
         slots = ensure(self.tables, layer, chosen, awaits_late=True, **pending._asdict())
         gather(self.tables, layer, bank=self.bank, slabs=self.slabs)
         self.prefetch.ask_and_await(layer, torch.zeros(1, 1), slots)

@@ -12,8 +12,7 @@ import torch
 from hetero_gpu.control import ControlRegion, Word
 from hetero_gpu.experts.decode import DecodeExperts
 from hetero_gpu.experts.prefill import GroupedExperts
-from hetero_gpu.in_place import TURNS
-from hetero_gpu.tables import DeviceTables, MappedBank
+from hetero_gpu.tables import TURNS, DeviceTables, MappedBank
 from hetero_runtime.assembly import Parts, assemble
 from hetero_runtime.config import load_config
 from hetero_runtime.errors import DeviceError
@@ -294,7 +293,7 @@ def test_a_thread_that_died_is_told_of_once_and_the_next_text_has_another(
     def die() -> None:
         run.in_place._region.write(Word.STOP, 1)
         run.in_place._thread.join(10)
-        run.in_place._division.patience.fill_(5)
+        run.in_place._calls.patience.fill_(5)
 
     if when == "between two passes":
         die()
@@ -313,7 +312,7 @@ def test_what_ended_the_thread_is_what_is_raised(
 ) -> None:
     run = start("Mixtral", "cpu")
     monkeypatch.setattr(by_backend, "answer", lambda region, number: 1 / 0)
-    run.in_place._division.patience.fill_(5)
+    run.in_place._calls.patience.fill_(5)
     with pytest.raises(ZeroDivisionError):
         run.tokens()
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Which misses of a layer the CPU computes: decided on the device, in front of `ensure`.
+"""Which misses of a layer the CPU computes: decided on the device, inside `ensure`, before all else is.
 
     misses = the experts in top_k_index without a slot, each once
     number = number_of[misses, turn], but one for each EMPTY slot is loaded in any case
@@ -17,16 +17,16 @@ the eager orchestrator does.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from hetero_gpu.tables.ensure import observed, policy_number
+from hetero_gpu.in_place import Calls
+from hetero_gpu.tables.observe import observed
 from hetero_gpu.tables.state import COUNTERS, NUM_COUNTERS, DeviceTables
 from hetero_scheduler import SlotState
-
-MOST_LOOKS = 1_000_000
-"""At an answer: some two seconds; then the CPU counts as stuck."""
 
 TURNS = 4
 """Passes of a layer after which the table's columns begin anew."""
@@ -38,70 +38,47 @@ _REQUIRED, _MISSES = tl.constexpr(COUNTERS.index("required")), tl.constexpr(COUN
 
 
 class Division:
-    """What `divide` reads and writes beside the tables, on their device."""
+    """Who computes what misses; `calls` go to the CPU."""
 
-    def __init__(self, tables: DeviceTables) -> None:
+    def __init__(self, tables: DeviceTables, calls: Calls) -> None:
         """Nothing is computed in place until `number_of` says so."""
         pairs, device = tables.max_pairs, tables.device
+        self.calls = calls
         self.number_of = torch.zeros(pairs + 1, TURNS, dtype=torch.int32, device=device)
         """How many are computed in place when so many experts of a layer miss, by the layer's turn."""
         self.kept = torch.full((pairs,), -1, dtype=torch.int32, device=device)
-        self.in_place = torch.full((pairs,), -1, dtype=torch.int32, device=device)
-        """Experts of the pairs of the running layer: each in one of both, -1 in the other."""
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        """Experts of the running layer that are computed in place."""
-        self.num_calls = torch.zeros(1, dtype=torch.int64, device=device)
-        """Layers so far that had some."""
-        self.patience = torch.full((1,), MOST_LOOKS, dtype=torch.int32, device=device)
-        """How often a layer looks for its answer; 0 once one looked in vain, until the host sets it again."""
+        """Experts of the pairs of the running layer that the device brings, -1 where the CPU computes."""
 
 
-def divide(
-    tables: DeviceTables,
-    layer: int,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    division: Division,
-) -> torch.Tensor:
-    """Divide the pairs of `top_k_index` (integer `[T, K]`, below 0: none), `top_k_weights` `[T, K]`.
+class Dividing(NamedTuple):
+    """A layer whose misses are divided: what its experts take, `hidden` `[T, H]`, and the router's `weights`
+    `[T, K]`; both contiguous."""
 
-    Returns those that the device is to bring, int32 `[T, K]`, a view that the next call overwrites; `ensure`
-    of the same layer must follow. Contiguous; asynchronous, capturable.
-    """
-    num_pairs = top_k_index.numel()
-    sizes = tables.layer_sizes(num_pairs)
-    if not (top_k_index.is_contiguous() and top_k_weights.is_contiguous()):
-        raise ValueError("top_k_index and top_k_weights must be contiguous")
-    _divide_kernel[(1,)](
-        top_k_index,
-        top_k_weights,
-        division.kept,
-        division.in_place,
-        division.count,
-        division.num_calls,
-        division.number_of,
-        tables.for_kernels,
-        layer,
-        **sizes,
-        POLICY=policy_number(tables.policy),
-        HALF_LIFE=tables.half_life,
-        num_warps=tables.num_warps,
-    )
-    return division.kept[:num_pairs].view(top_k_index.shape)
+    division: Division
+    hidden: torch.Tensor
+    weights: torch.Tensor
 
 
-@triton.jit(do_not_specialize=["layer"])
-def _divide_kernel(
-    top_k_index,
-    top_k_weights,
-    kept,
-    in_place,
-    count,
-    num_calls,
-    number_of,
-    tables,
+def division_arguments(dividing: Dividing | None) -> tuple[object, ...]:
+    """What `ensure` takes of a layer; nothing of it is read where nothing is divided. Raises ValueError for
+    tensors that are not contiguous."""
+    if dividing is None:
+        return (None,) * 5
+    division, hidden, weights = dividing
+    if not (hidden.is_contiguous() and weights.is_contiguous()):
+        raise ValueError("hidden and weights must be contiguous")
+    return hidden, weights, division.kept, division.number_of, division.calls.for_kernels(hidden)
+
+
+@triton.jit
+def divide_layer(
     layer,
+    top_k_index,
+    weights,
+    kept,
+    number_of,
+    calls,
+    tables,
     NUM_PAIRS: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
     NUM_LAYERS: tl.constexpr,
@@ -113,6 +90,7 @@ def _divide_kernel(
     POLICY: tl.constexpr,
     HALF_LIFE: tl.constexpr,
 ):
+    """Divide the pairs of `top_k_index` into `kept` and `calls.experts`, by one program."""
     # ---- read
     experts = tl.arange(0, EXPERT_BLOCK)
     is_expert = experts < NUM_EXPERTS
@@ -120,7 +98,7 @@ def _divide_kernel(
     pairs = tl.arange(0, PAIR_BLOCK)
     is_pair = pairs < NUM_PAIRS
     wanted = tl.load(top_k_index + pairs, mask=is_pair, other=-1).to(tl.int32)
-    weight = tl.load(top_k_weights + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    weight = tl.load(weights + pairs, mask=is_pair, other=0.0).to(tl.float32)
     is_wanted = experts[:, None] == wanted[None, :]  # [EXPERT_BLOCK, PAIR_BLOCK]
     is_requested = (tl.max(is_wanted.to(tl.int32), axis=1) > 0) & is_expert
     is_miss = is_requested & (tl.load(tables.slot_of + row, mask=is_expert, other=-1) < 0)
@@ -128,22 +106,24 @@ def _divide_kernel(
     layers = tl.arange(0, LAYER_BLOCK)
     passes_of = tl.load(tables.clock + layers, mask=layers < NUM_LAYERS, other=0)
     passes = tl.sum(tl.where(layers == layer, passes_of, 0), axis=0) + 1
-    slots = tl.arange(0, SLOT_BLOCK)
-    state = tl.load(tables.slot_state + slots, mask=slots < NUM_SLOTS, other=-1)
-    in_pool = (slots >= tl.load(tables.pools + 2 * layer)) & (slots < tl.load(tables.pools + 2 * layer + 1))
     columns = tl.arange(0, _COUNTERS)
     counted = tl.load(tables.counters + layer * _COUNTERS + columns)
-    calls = tl.load(num_calls)
+    called = tl.load(calls.num_calls)
     tl.debug_barrier()
 
     # ---- choose
     new_score = observed(old_score, passes, tl.sum(passes_of, axis=0) + 1, POLICY, HALF_LIFE)
     by_router = tl.sum(tl.where(is_wanted, weight[None, :], 0.0), axis=1)
     num_misses = tl.sum(is_miss.to(tl.int32), axis=0)
-    num_empty = tl.sum((in_pool & (state == _EMPTY)).to(tl.int32), axis=0)
-    turn = ((passes + layer) % _TURNS).to(tl.int32)
-    number = tl.load(number_of + num_misses * _TURNS + turn)
-    number = tl.minimum(number, tl.maximum(num_misses - num_empty, 0))
+    number = num_misses * 0
+    if num_misses > 0:
+        slots = tl.arange(0, SLOT_BLOCK)
+        state = tl.load(tables.slot_state + slots, mask=slots < NUM_SLOTS, other=-1)
+        pool_start, pool_end = tl.load(tables.pools + 2 * layer), tl.load(tables.pools + 2 * layer + 1)
+        is_empty = (slots >= pool_start) & (slots < pool_end) & (state == _EMPTY)
+        most = num_misses - tl.sum(is_empty.to(tl.int32), axis=0)
+        turn = ((passes + layer) % _TURNS).to(tl.int32)
+        number = tl.minimum(tl.load(number_of + num_misses * _TURNS + turn), tl.maximum(most, 0))
     is_left = is_miss
     num_left = number
     while num_left > 0:
@@ -161,9 +141,9 @@ def _divide_kernel(
     is_chosen = is_miss & (is_left == 0)
     goes = tl.max((is_wanted & is_chosen[:, None]).to(tl.int32), axis=0) > 0
     tl.store(kept + pairs, tl.where(goes, -1, wanted), mask=is_pair)
-    tl.store(in_place + pairs, tl.where(goes, wanted, -1), mask=is_pair)
-    tl.store(count, number)
-    tl.store(num_calls, calls + (number > 0).to(tl.int64))
+    tl.store(calls.experts + pairs, tl.where(goes, wanted, -1), mask=is_pair)
+    tl.store(calls.number, number)
+    tl.store(calls.num_calls, called + (number > 0).to(tl.int64))
     tl.store(tables.score + row, new_score, mask=is_chosen)
     counted += tl.where((columns == _REQUIRED) | (columns == _MISSES), number, 0)
     tl.store(tables.counters + layer * _COUNTERS + columns, counted)
