@@ -1,8 +1,8 @@
 """Small work beside the compute stream, which goes on with large work meanwhile.
 
-    compute    ─ ensure ─┬─ gather ─┬─ experts ─ attention ─ … ─┬─ ensure ─
-    beside               └─ predictor ─── choice ───────────────┘
-                      `begin`    `begin`                     `join`
+    compute    ─ gather ─┬─ experts ─ attention ─ … ─┬─ ensure ─
+    beside               └─ predictor ─ choice ──────┘
+                      `begin`                      `join`
 
 Both may be captured: what is beside becomes a branch of the graph. On the CPU there is one order of things,
 and the work is done where it is submitted.
@@ -17,7 +17,7 @@ import torch
 
 
 class Beside:
-    """A stream of its own on `device`, if that has streams. What was begun must be joined."""
+    """A stream of its own on `device`, if that has streams. `begin` and `join` take turns."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -25,8 +25,9 @@ class Beside:
 
     @contextmanager
     def begin(self) -> Iterator[None]:
-        """What is submitted inside runs behind all that was submitted before, here or beside, and beside what
-        comes until `join`, which may not write what it reads, or read what it writes."""
+        """What is submitted inside runs behind all that was submitted before, beside what comes until `join`,
+        which may not write what it reads, or read what it writes."""
+        assert not self._is_begun, "what was begun before is not joined"
         if self._stream is None:
             yield
             return

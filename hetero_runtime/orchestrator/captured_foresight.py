@@ -1,8 +1,9 @@
 """Foresight inside the captured step: a predictor on the device, evictions and prefetches that follow it.
 
-    layer l     windows move on ─ ensure ┬ … misses load … ─────────────────────┬─ Algorithm 1 ─► task ring
-                      │ scores           └─ predictor hears l; if l triggers,    │
-                      └─► who is evicted    scores and candidates are made anew ─┘
+    layer l       windows move on ─ ensure ─┬─ … experts … ─┬─ l + 1: ensure … experts … ─┬─ l + 2
+                        │ scores            │               │                            │
+    beside              └─► who is evicted  │               └─ Algorithm 1 ─► tasks       └─ scores and candidates
+    beside that                             └─ if l triggers, its group is forecast ──────┘   anew, Algorithm 1
 
     nearer      where `follow` was told how: before layer 0 the token refines all of the step's forecasts, and
                 at layer l the router of l + 1, asked early, those of its layer
@@ -10,7 +11,9 @@
     a prompt    the host's predictor reads it ─► at the hand-over to the device: its row of the predictor,
                 the windows of its forecasts, its uses
 
-The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device.
+The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device: a
+forecast is of layers that come again in the next step, so it may take until the layer after its trigger asks,
+but for that of the last layer.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hetero_gpu.beside import used_here
+from hetero_gpu.beside import Beside, used_here
 from hetero_gpu.control import ControlRegion
 from hetero_gpu.foresight import Candidates, JsdPrefetch, RefinedForecasts, Room
 from hetero_gpu.tables import DeviceTables, Running, Windows
@@ -94,7 +97,7 @@ class CapturedForesight(Asker):
         self._jsd = JsdPrefetch(self._candidates, tables=tables, region=region, room=room)
         self._layers = range(tables.num_layers)
         self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
-        self.thinks_at = self._group_of_trigger.keys()
+        self._thinking, self._thought_of = Beside(tables.device), list[range]()
         self._nearer: tuple[RefinedForecasts, Nearer] | None = None
         self._heard: torch.Tensor | None = None
         self._waiting: dict[int, ReadPrompt] = {}
@@ -120,25 +123,38 @@ class CapturedForesight(Asker):
         return Running(self._windows, active)
 
     def think(self, layer: int) -> None:
-        rows = self._observe(layer)
-        group = self._group_of_trigger[layer]
-        self._windows.renew(group, self._active[:rows])
-        self._candidates.renew(group)
+        group = self._group_of_trigger.get(layer)
+        if group is not None:
+            self._thinking.join()  # the layer before may have triggered too
+            with self._thinking.begin():
+                self._observe(layer)
+            self._thought_of.append(group)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         used_here(hidden)
-        if layer not in self.thinks_at:
+        is_trigger = layer in self._group_of_trigger
+        if not is_trigger:
             self._observe(layer)
+        if not is_trigger or layer == self._layers[-1]:
+            self._take_over(self._active[: len(hidden)])
         self._look_early(layer, hidden)
         self._jsd.ask(layer)
 
-    def _observe(self, layer: int) -> int:
-        """The predictor takes in what was heard of `layer`; returns of how many rows."""
+    def _observe(self, layer: int) -> None:
+        """The predictor takes in what was heard of `layer`."""
         assert self._heard is not None, f"layer {layer} runs, and its router was not heard"
         heard, self._heard = self._heard, None
         used_here(heard)
         self._forecasts.observe(layer, heard)
-        return len(heard)
+
+    def _take_over(self, active: torch.Tensor) -> None:
+        """What was forecast since, by triggers, for the rows in `active`."""
+        if self._thought_of:
+            self._thinking.join()
+        for group in self._thought_of:
+            self._windows.renew(group, active)
+            self._candidates.renew(group)
+        self._thought_of.clear()
 
     def _look_early(self, layer: int, hidden: torch.Tensor) -> None:
         """The next layer's router may speak before its time."""

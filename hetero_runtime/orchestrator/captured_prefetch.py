@@ -1,14 +1,13 @@
 """Prefetch inside the captured step: ask for what layers to come need, and await what was asked for.
 
-    layer l     land, ensure ┬ gather ─ ask, await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
-                             │           │       ▲                                 │             ▲
-    beside                   └─ think ───│───────│─────────────────────────────────┴─ or ask ────┤
+    layer l     land, ensure ─ gather ─ ask, await late ─ unpack, gather the rest ─┬─ experts ─ … l + 1
+                                         │       ▲                                 │             ▲
+    beside                               │       │                                 └─ or ask ────┤
     worker      ─────────────────────────┴─ copy ┘        its own thread and stream    └─ copy ──┘
 
 What is asked for is for an `Asker` to say: `AskOneLayerAhead` by a guess, at once; `CapturedForesight` by
 forecasts of steps to come and `CapturedLookahead` by those of layers to come, which take longer to make, and
-so are made beside the experts and the attention that follow, those of the last layer beside the head. What
-takes longest, `think`, begins as soon as a layer's routing is taken note of, beside its misses.
+so are made beside the experts and the attention that follow, those of the last layer beside the head.
 
 The device asks and goes on; a host thread copies, and talks to the device through the control region alone.
 What has not arrived when its layer runs is awaited while misses load, within bounds. Whether that pays is
@@ -19,7 +18,6 @@ reported once; after that a step is as fast as without prefetch, less the slots 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,9 +59,6 @@ class Asker:
     `begin_layer`, instead of what is `wanted` being asked for before late copies are awaited. Then what it
     reads of the layer's tensors must be kept (`used_here`)."""
 
-    thinks_at: Collection[int] = ()
-    """Layers at which somebody who `asks_beside` has something to `think` about."""
-
     plain: PlainSteps | None = None
     """How steps go without it; None where none may."""
 
@@ -78,11 +73,10 @@ class Asker:
         return None
 
     def think(self, layer: int) -> None:
-        """Right after `ensure(layer)`, beside what loads its experts: make forecasts, which read no slot."""
+        """Right after `ensure(layer)`: begin what takes long and needs no slots, on a stream of its own."""
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
-        """Of who `asks_beside`, behind that and once the experts of `layer` are there: send the tasks.
-        `hidden` as for `wanted`."""
+        """Likewise, but of who `asks_beside`: send the tasks."""
 
     def begin_decode(self) -> None:
         """By the host: the tables were handed over to the device just now."""
@@ -160,10 +154,8 @@ class CapturedPrefetch:
         return Pending(None if self._asker.asks_beside else self._landings, running)
 
     def think(self, layer: int) -> None:
-        """After `ensure`, before anything else."""
-        if layer in self._asker.thinks_at:
-            with self._beside.begin():
-                self._asker.think(layer)
+        """After `ensure`, before misses are loaded."""
+        self._asker.think(layer)
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""

@@ -420,8 +420,7 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
             chosen = torch.from_numpy(np.argsort(-said)[None, :2].copy())
             ensure(tables, layer, chosen, running=asker.begin_layer(layer, chosen))
             asker.hear(torch.from_numpy(said[None]))
-            if layer in asker.thinks_at:
-                asker.think(layer)
+            asker.think(layer)
             asker.ask(layer, torch.zeros(1, 4))
             host.observe(step, layer, said)
             if layer + 1 < NUM_LAYERS:
