@@ -1,10 +1,9 @@
 """Foresight inside the captured step: a predictor on the device, evictions and prefetches that follow it.
 
     layer l       windows move on ─ ensure ─┬─ … experts … ─┬─ l + 1: ensure … experts … ─┬─ l + 2
-                        │ scores            │               └─ Algorithm 1 ─► tasks       │
-    beside              └─► who is evicted  │                                            └─ Algorithm 1 ─► tasks
-    beside that                             └─ if l triggers, its group is forecast ──────┘
-                                               scores and candidates anew
+                        │ scores            │               │                             │
+    beside              └─► who is evicted  │               └─ Algorithm 1 ─► task ring   └─ Algorithm 1
+    beside that                             └─ l triggers: its group is forecast anew ────┘
 
     nearer      where `follow` was told how: before layer 0 the token refines all of the step's forecasts, and
                 at layer l the router of l + 1, asked early, those of its layer
