@@ -11,9 +11,10 @@
     a prompt    the host's predictor reads it ─► at the hand-over to the device: its row of the predictor,
                 the windows of its forecasts, its uses
 
-The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device: a
-forecast is of layers that come again in the next step, so it may take until the layer after its trigger asks,
-but for that of the last layer.
+The host's Belady and JSD, decision for decision (`hetero_gpu.foresight`), with the paces of the device. A
+forecast is of layers that come again in the next step: it may take until the layer after its trigger asks,
+but for that of the last layer. And what it says beyond the nearest steps, by which experts are kept and
+evicted and none is fetched, follows beside later layers, those of the next step if need be.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ from hetero_runtime.orchestrator.captured_prefetch import Asker
 from hetero_scheduler.eviction.belady_forecast import after_uses
 from hetero_scheduler.predict import Forecast
 
+NEAR = 2
+"""Steps of a forecast that are made at once."""
+_FURTHER_AT, _FURTHER_BY = 2, 6
+"""Layers after a trigger's: that beside which the others are begun, and that by which they are taken over. A
+step of a forecast takes 20 us, and a layer 50 us and more."""
+
 if TYPE_CHECKING:
     from hetero_scheduler.predict.mamba2_compiled import CompiledState
     from hetero_scheduler.predict.refinement import Refinement
@@ -51,6 +58,15 @@ class DeviceForecasts(Protocol):
 
     def observe(self, layer: int, router_logits: torch.Tensor) -> None:
         """`layer` has routed the first rows: `router_logits` `[n, experts]`. Capturable."""
+
+    def defer(self, near: int) -> None:
+        """From now on a forecast is of `near` steps, until it is taken further. Before any capture."""
+
+    def look_further(self, group: int, num_rows: int) -> None:
+        """Forecast what was deferred of the group of that number, beside all that reads probabilities."""
+
+    def take_further(self, group: int, num_rows: int) -> None:
+        """What that found becomes part of the probabilities."""
 
     def load(self, row: int, states: Sequence[CompiledState], *, forecasts: Sequence[Forecast] = ()) -> None:
         """Let `row` go on from a host predictor's `states`; its probabilities are those of `forecasts`."""
@@ -98,6 +114,11 @@ class CapturedForesight(Asker):
         self._layers = range(tables.num_layers)
         self._group_of_trigger = {group.stop - 1: group for group in forecasts.groups}
         self._thinking, self._thought_of = Beside(tables.device), list[range]()
+        self._further_of: dict[int, int] = {}
+        """By the layer of the newest trigger, the number of its group, where a part of it is deferred."""
+        if min(len(group) for group in forecasts.groups) > _FURTHER_BY:
+            forecasts.defer(NEAR)
+            self._further_of = {group.stop - 1: number for number, group in enumerate(forecasts.groups)}
         self._nearer: tuple[RefinedForecasts, Nearer] | None = None
         self._heard: torch.Tensor | None = None
         self._waiting: dict[int, ReadPrompt] = {}
@@ -122,13 +143,18 @@ class CapturedForesight(Asker):
             self._jsd.ask(self._layers[-1])  # what the last layer of the step before asked is asked anew
         return Running(self._windows, active)
 
-    def think(self, layer: int) -> None:
+    def think(self, layer: int, num_rows: int) -> None:
         group = self._group_of_trigger.get(layer)
         if group is not None:
             self._thinking.join()  # the layer before may have triggered too
             with self._thinking.begin():
                 self._observe(layer)
             self._thought_of.append(group)
+        further = self._deferred(layer - _FURTHER_AT)
+        if further is not None:
+            self._thinking.join()
+            with self._thinking.begin():
+                self._forecasts.look_further(further, num_rows)
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
         used_here(hidden)
@@ -137,8 +163,18 @@ class CapturedForesight(Asker):
             self._observe(layer)
         if not is_trigger or layer == self._layers[-1]:
             self._take_over(self._active[: len(hidden)])
+        further = self._deferred(layer - _FURTHER_BY)
+        if further is not None:
+            self._thinking.join()
+            self._forecasts.take_further(further, len(hidden))
+            self._windows.rescore(self._forecasts.groups[further], self._active[: len(hidden)])
         self._look_early(layer, hidden)
         self._jsd.ask(layer)
+
+    def _deferred(self, layer: int) -> int | None:
+        """The number of the group that `layer`, of this step or below 0 of the one before, triggered; None
+        where nothing of it was deferred."""
+        return self._further_of.get(layer % len(self._layers))
 
     def _observe(self, layer: int) -> None:
         """The predictor takes in what was heard of `layer`."""

@@ -72,7 +72,7 @@ class Asker:
         what its experts take."""
         return None
 
-    def think(self, layer: int) -> None:
+    def think(self, layer: int, num_rows: int) -> None:
         """Right after `ensure(layer)`: begin what takes long and needs no slots, on a stream of its own."""
 
     def ask(self, layer: int, hidden: torch.Tensor) -> None:
@@ -153,9 +153,9 @@ class CapturedPrefetch:
         running = self._asker.begin_layer(layer, chosen)
         return Pending(None if self._asker.asks_beside else self._landings, running)
 
-    def think(self, layer: int) -> None:
+    def think(self, layer: int, num_rows: int) -> None:
         """After `ensure`, before misses are loaded."""
-        self._asker.think(layer)
+        self._asker.think(layer, num_rows)
 
     def ask_and_await(self, layer: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """After the misses of `layer` are being loaded. What reads `slots` afterwards finds its experts."""

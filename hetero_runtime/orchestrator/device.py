@@ -123,7 +123,7 @@ class DeviceOrchestrator(Orchestrator):
         """What `ensure` put into `slots` is there once all that this submits is done."""
         prefetch = self._prefetching
         if prefetch is not None:
-            prefetch.think(layer)
+            prefetch.think(layer, len(hidden))
         gather(self._tables, layer, bank=self._bank, slabs=self._slabs)
         if prefetch is not None:
             prefetch.ask_and_await(layer, hidden, slots)

@@ -28,9 +28,9 @@ def forecast(horizon: int, layers: tuple[int, ...] = (0, 1, 2), seed: int = 0) -
 
 
 def by_formula(probabilities: list[float]) -> float:
-    """c = 8, λ = 0.5, over at most eight runs."""
+    """c = 8, λ = 3/4, over at most eight runs."""
     runs = probabilities[:8]
-    return math.fsum(0.5**j * p for j, p in enumerate(runs)) / math.fsum(0.5**j for j in range(len(runs)))
+    return math.fsum(0.75**j * p for j, p in enumerate(runs)) / math.fsum(0.75**j for j in range(len(runs)))
 
 
 @settings(max_examples=50, deadline=None)

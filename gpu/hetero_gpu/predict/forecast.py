@@ -4,6 +4,9 @@
     of each step    a program a head     block 0, then block 1, ...
                     a program a layer    probabilities; their best taken in for the next step
 
+A forecast may be made in two parts: of the nearest steps, and later of those that follow, from what the rows
+and the scratch memory hold in between.
+
 Every phase needs all of the one before, and none does more than a microsecond of work, so programs stay on
 the device and meet (a cooperative launch: all of them run at once). Where there is no device to meet on,
 each phase is a launch of its own, with the same programs and the same sums in the same order.
@@ -67,14 +70,15 @@ class GroupForecast(NamedTuple):
             probabilities,
         )
 
-    def launch(self, *, rows: int, num_programs: int, error_address: int) -> None:
-        """Forecast for the first `rows` rows. Asynchronous, capturable, and nothing is allocated.
+    def launch(self, steps: range, *, rows: int, num_programs: int, error_address: int) -> None:
+        """Forecast `steps` for the first `rows` rows: from 0 on what was routed is taken in before, and a row
+        remembers it once the last step was forecast. Asynchronous, capturable, and nothing is allocated.
 
         `num_programs` must be the same whenever `rows` is, and on CUDA fit on the device together.
         """
-        last = self.sizes.num_phases
+        first_phase, last = self.sizes.phases(steps)
         is_joined = self.active.is_cuda or num_programs == 1
-        for first in range(0, last, last if is_joined else 1):
+        for first in range(first_phase, last, last - first_phase if is_joined else 1):
             _forecast_kernel[(num_programs,)](
                 self.router_logits,
                 self.active,

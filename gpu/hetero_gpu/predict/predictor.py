@@ -29,7 +29,7 @@ class DevicePredictor:
     probabilities are 0. Addresses never change. Float32 throughout; matrices may be kept in `weight_dtype`
     (their bytes count little beside the device's cache: bf16 is for models far wider than the trained ones).
 
-    One for each step: `observe` every layer, in order.
+    One for each step: `observe` every layer, in order. What lies further ahead may be left for later.
     """
 
     probabilities: torch.Tensor
@@ -56,6 +56,7 @@ class DevicePredictor:
         if host.num_experts > MOST_EXPERTS:
             raise ValueError(f"{host.num_experts} experts a layer, which may be {MOST_EXPERTS} at most")
         self.horizon, self.groups, self.device = horizon, host.groups, active.device
+        self._near = horizon
         self._active, self._num_programs = active, num_programs
         rows, layers, experts = len(active), host.num_layers, host.num_experts
         self.probabilities = torch.zeros((rows, horizon, layers, experts), device=self.device)
@@ -64,6 +65,8 @@ class DevicePredictor:
         self._error_address = self._error.data_ptr()
         self._region: ControlRegion | None = None
         self._forecasts = [self._group_forecast(g, model, weight_dtype) for g, model in enumerate(models)]
+        self._owed = torch.zeros((len(models), rows), dtype=torch.bool, device=self.device)
+        self._further: torch.Tensor | None = None
         self._group_of_trigger = {group.stop - 1: g for g, group in enumerate(self.groups)}
 
     def _group_forecast(self, g: int, model: GroupModel, weight_dtype: torch.dtype) -> GroupForecast:
@@ -82,7 +85,14 @@ class DevicePredictor:
         """Report errors in `region`; before anything is captured."""
         self._region, self._error_address = region, region.address(Word.ERROR)
 
-    # ---- the step; asynchronous, capturable, and nothing is allocated
+    def defer(self, near: int) -> None:
+        """From now on forecasts are of the `near` next steps at once; what follows is for `look_further` to
+        say, and until `take_further` what the forecast before said of it stands. Before anything is captured.
+        """
+        assert 1 <= near < self.horizon, f"{near} of {self.horizon} steps leave nothing for later"
+        self._near, self._further = near, torch.zeros_like(self.probabilities)
+
+    # ---- the step; asynchronous and capturable
 
     def observe(self, layer: int, router_logits: torch.Tensor) -> None:
         """`layer` has routed: `router_logits` `[n, experts]` of the first n rows, any float type.
@@ -96,9 +106,32 @@ class DevicePredictor:
             own.copy_(router_logits)
         g = self._group_of_trigger.get(layer)
         if g is not None:
-            self._forecasts[g].launch(
-                rows=rows, num_programs=self._programs(g, rows), error_address=self._error_address
-            )
+            self._owed[g, :rows].copy_(self._active[:rows])
+            self._launch(g, self._forecasts[g], range(self._near), rows)
+
+    def look_further(self, g: int, rows: int) -> None:
+        """After group `g`'s forecast and before its next: forecast the steps beyond the near ones, for those
+        of the first `rows` rows that still go on from there. Nothing that others read is written."""
+        assert self._further is not None, "nothing was deferred"
+        layers = slice(self.groups[g].start, self.groups[g].stop)
+        forecast = self._forecasts[g]._replace(
+            active=self._owed[g], probabilities=self._further[:, :, layers]
+        )
+        self._launch(g, forecast, range(self._near, self.horizon), rows)
+
+    def take_further(self, g: int, rows: int) -> None:
+        """What `look_further` found becomes part of those rows' probabilities."""
+        assert self._further is not None, "nothing was deferred"
+        layers = slice(self.groups[g].start, self.groups[g].stop)
+        place, owed = (slice(rows), slice(self._near, None), layers), self._owed[g, :rows]
+        now = self.probabilities[place]
+        now.copy_(torch.where(owed[:, None, None, None], self._further[place], now))
+        owed.zero_()
+
+    def _launch(self, g: int, forecast: GroupForecast, steps: range, rows: int) -> None:
+        forecast.launch(
+            steps, rows=rows, num_programs=self._programs(g, rows), error_address=self._error_address
+        )
 
     def _programs(self, g: int, rows: int) -> int:
         """The same for the same rows, whenever it is asked."""
@@ -118,6 +151,7 @@ class DevicePredictor:
         `forecasts`: what that predictor expects of the next steps, which becomes the row's probabilities;
         without them these are 0.
         """
+        self._owed[:, row] = False
         self.probabilities[row].zero_()
         for forecast in forecasts:
             layers = slice(forecast.layers[0], forecast.layers[-1] + 1)

@@ -55,10 +55,11 @@ class ForecastSizes:
         """Of the convolution: x of all heads, B and C."""
         return self.heads * self.head_dim + 2 * self.states
 
-    @property
-    def num_phases(self) -> int:
-        """Of a forecast: routing is read; in each step every block mixes, then experts are predicted."""
-        return 1 + self.horizon * (self.blocks + 1)
+    def phases(self, steps: range) -> tuple[int, int]:
+        """The first phase of `steps`, and that after their last. Before step 0 routing is read; in each step
+        every block mixes, then experts are predicted."""
+        first, last = (1 + step * (self.blocks + 1) for step in (steps.start, steps.stop))
+        return (first if steps.start else 0), last
 
     @property
     def num_warps(self) -> int:

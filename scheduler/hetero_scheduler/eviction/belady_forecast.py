@@ -10,9 +10,9 @@ import numpy.typing as npt
 from hetero_scheduler.eviction.base import EvictionPolicy
 from hetero_scheduler.predict.base import Forecast
 
-NUM_STEPS, DECAY = 8, 0.5
-"""c and λ of the paper."""
-RECENT_WEIGHT = 1 / 8
+NUM_STEPS, DECAY = 8, 0.75
+"""c, as in the paper, and λ, which it leaves open; powers of 3/4 and their sums are exact."""
+RECENT_WEIGHT = 1 / 16
 """What recent use counts beside a forecast; a power of two, so that the product is exact everywhere."""
 RECENT_RATE = 1 / 128
 """What one use of an expert moves the record of recent use: half of it is of the last 11 tokens at top-8."""

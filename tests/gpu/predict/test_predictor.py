@@ -272,3 +272,41 @@ def test_captured_in_a_graph_it_asks_the_host_nothing() -> None:
             if row != 2 or step % 2:
                 assert_equal(predictor, row, host_step(host, said[:, row]))
     predictor.raise_if_failed()
+
+
+def test_what_lies_further_ahead_may_be_said_later(device: torch.device) -> None:
+    """The same to the last bit, for the rows that have stepped since and were not given another text."""
+    torch.manual_seed(5)
+    models, rows, horizon, near = make_models((2, 3)), 2, 5, 2
+    whole, split = (DevicePredictor(models, everyone(rows, device), horizon=horizon) for _ in range(2))
+    split.defer(near)
+    for step, logits in enumerate(routing(whole, 4, rows)):
+        stepping = 1 if step == 1 else rows
+        before = split.probabilities.clone()
+        for predictor in (whole, split):
+            observe_step(predictor, logits[:, :stepping])
+        said = split.probabilities.clone()
+        assert torch.equal(said[:, :near], whole.probabilities[:, :near])
+        assert torch.equal(said[:, near:], before[:, near:])
+        if step == 2:  # row 0 begins another text, of which nothing is owed
+            for predictor in (whole, split):
+                predictor.load(0, whole.export(1))
+        for g in range(len(models)):
+            split.look_further(g, stepping)
+            split.take_further(g, stepping)
+            split.look_further(g, stepping)  # nothing is owed any more
+            split.take_further(g, stepping)
+        if step == 2:
+            assert not split.probabilities[0].any()
+        assert torch.equal(split.probabilities, whole.probabilities)
+        assert all(same_memory(whole, split, row) for row in range(rows))
+    whole.raise_if_failed()
+    split.raise_if_failed()
+
+
+def test_nothing_is_left_for_later_where_all_is_near(device: torch.device) -> None:
+    predictor = DevicePredictor(make_models((2,)), everyone(1, device), horizon=3)
+    with pytest.raises(AssertionError, match="3 of 3 steps leave nothing"):
+        predictor.defer(3)
+    with pytest.raises(AssertionError, match="nothing was deferred"):
+        predictor.look_further(0, 1)

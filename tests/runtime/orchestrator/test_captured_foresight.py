@@ -25,7 +25,7 @@ from hetero_runtime.foresight.prompts import Prompts
 from hetero_runtime.hf.forward import SequenceState
 from hetero_runtime.hf.router_hooks import listen_to_routers
 from hetero_runtime.hf.sequences import StaticSequences
-from hetero_runtime.orchestrator import Phase
+from hetero_runtime.orchestrator import Phase, captured_foresight
 from hetero_runtime.orchestrator.captured_foresight import CapturedForesight, Nearer, ReadPrompt
 from hetero_runtime.orchestrator.captured_prefetch import CapturedPrefetch
 from hetero_runtime.orchestrator.device import DeviceOrchestrator
@@ -53,7 +53,20 @@ FEW_LOOKS = 20
 # ---- an engine whose predictor has learnt nothing
 
 
-class Guesses:
+class Whole:
+    """Forecasts of which nothing is deferred: there are too few layers."""
+
+    def defer(self, near: int) -> None:
+        raise NotImplementedError
+
+    def look_further(self, group: int, num_rows: int) -> None:
+        raise NotImplementedError
+
+    def take_further(self, group: int, num_rows: int) -> None:
+        raise NotImplementedError
+
+
+class Guesses(Whole):
     """Forecasts without any sense, for one row."""
 
     def __init__(self, shape: RouterShape) -> None:
@@ -185,7 +198,7 @@ NUM_LAYERS, NUM_STEPS, NUM_SLOTS = 4, 5, 12
 HORIZONS: tuple[Horizon, ...] = ("step", "token", "layer")
 
 
-class Foreknown:
+class Foreknown(Whole):
     """Forecasts of a routing that is known: int64 `[steps, layers, top_k]`."""
 
     groups = (range(2), range(2, NUM_LAYERS))
@@ -420,7 +433,7 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
             chosen = torch.from_numpy(np.argsort(-said)[None, :2].copy())
             ensure(tables, layer, chosen, running=asker.begin_layer(layer, chosen))
             asker.hear(torch.from_numpy(said[None]))
-            asker.think(layer)
+            asker.think(layer, 1)
             asker.ask(layer, torch.zeros(1, 4))
             host.observe(step, layer, said)
             if layer + 1 < NUM_LAYERS:
@@ -428,3 +441,44 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
             if step:
                 expected = np.stack([host._ahead[each] for each in range(NUM_LAYERS)], axis=1)
                 np.testing.assert_allclose(asker._forecasts.probabilities[0].numpy(), expected, atol=1e-4)
+
+
+def test_what_is_said_later_leads_to_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of eight layers, over three steps: once a group's forecast is whole again, its experts score
+    as if it had been made at once, and until then the nearest steps do."""
+    shape, active = RouterShape(16, 8, 2), torch.ones(1, dtype=torch.bool)
+    models, rng = random_models(*shape), np.random.default_rng(0)
+
+    def asker() -> tuple[DeviceTables, CapturedForesight, DevicePredictor]:
+        tables = DeviceTables(num_slots=40, num_layers=16, num_experts=8, max_pairs=2, device=CPU)
+        tables.policy = "belady"
+        region = ControlRegion(CPU, ring_size=MOST_OUTSTANDING)
+        tables.attach(region)
+        predictor = DevicePredictor(models, active, horizon=4)
+        room = Room(2, is_shared=True)
+        foresight = CapturedForesight(
+            predictor, active=active, tables=tables, region=region, per_layer=3, room=room
+        )
+        return tables, foresight, predictor
+
+    split = asker()
+    monkeypatch.setattr(captured_foresight, "_FURTHER_BY", 99)
+    whole = asker()
+    monkeypatch.undo()
+    num_apart = 0
+    for _ in range(3):
+        for layer in range(16):
+            said = rng.normal(size=(1, 8)).astype(np.float32)
+            chosen = torch.from_numpy(np.argsort(-said)[:, :2].copy())
+            for tables, foresight, _ in (split, whole):
+                ensure(tables, layer, chosen, running=foresight.begin_layer(layer, chosen))
+                foresight.hear(torch.from_numpy(said))
+                foresight.think(layer, 1)
+                foresight.ask(layer, torch.zeros(1, 4))
+            near = [each[2].probabilities[:, :2] for each in (split, whole)]
+            assert torch.equal(*near), layer
+            if layer in (6, 14):  # of the groups before them all is known again
+                torch.testing.assert_close(split[0].score, whole[0].score, rtol=0, atol=0)
+                assert torch.equal(split[2].probabilities, whole[2].probabilities)
+            num_apart += not torch.equal(split[2].probabilities, whole[2].probabilities)
+    assert num_apart > 0
