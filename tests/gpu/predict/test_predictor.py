@@ -294,8 +294,9 @@ def test_what_lies_further_ahead_may_be_said_later(device: torch.device) -> None
         for g in range(len(models)):
             split.look_further(g, stepping)
             split.take_further(g, stepping)
-            split.look_further(g, stepping)  # nothing is owed any more
-            split.take_further(g, stepping)
+            if step == 1:
+                split.look_further(g, stepping)  # nothing is owed any more
+                split.take_further(g, stepping)
         if step == 2:
             assert not split.probabilities[0].any()
         assert torch.equal(split.probabilities, whole.probabilities)

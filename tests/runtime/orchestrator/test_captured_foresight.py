@@ -444,7 +444,7 @@ def test_forecasts_are_made_anew_as_the_hosts_predictor_does() -> None:
 
 
 def test_what_is_said_later_leads_to_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups of eight layers, over three steps: once a group's forecast is whole again, its experts score
+    """Two groups of eight layers, over two steps: once a group's forecast is whole again, its experts score
     as if it had been made at once, and until then the nearest steps do."""
     shape, active = RouterShape(16, 8, 2), torch.ones(1, dtype=torch.bool)
     models, rng = random_models(*shape), np.random.default_rng(0)
@@ -466,7 +466,7 @@ def test_what_is_said_later_leads_to_the_same_scores(monkeypatch: pytest.MonkeyP
     whole = asker()
     monkeypatch.undo()
     num_apart = 0
-    for _ in range(3):
+    for _ in range(2):
         for layer in range(16):
             said = rng.normal(size=(1, 8)).astype(np.float32)
             chosen = torch.from_numpy(np.argsort(-said)[:, :2].copy())
